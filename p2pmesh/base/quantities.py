@@ -1,0 +1,45 @@
+"""Quantities with their units: time and sizes."""
+
+import re
+from typing import NewType
+
+Micros = NewType("Micros", int)
+"""Monotonic microseconds since the node (or the simulation) started."""
+
+UnixMillis = NewType("UnixMillis", int)
+"""Wall-clock milliseconds since 1970; only inside signed records, never mixed with ``Micros``."""
+
+MICROS_PER_SECOND = 1_000_000
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?\Z", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def micros(seconds: float) -> Micros:
+    """Whole microseconds of ``seconds``, rounded."""
+    return Micros(round(seconds * MICROS_PER_SECOND))
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of a size such as ``0``, ``512MiB``, ``8G`` or ``1.5 GB``; K, M, G and T are powers of 1024.
+
+    Raises ``ValueError`` with a sentence for the person who typed it.
+    """
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write for example 0, 512MiB or 8GiB")
+    number, prefix, _ = match.groups()
+    return int(float(number) * 1024 ** _POWERS[prefix.upper()])
+
+
+def format_size(size_bytes: int) -> str:
+    """``size_bytes`` for a person: one decimal, binary units."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

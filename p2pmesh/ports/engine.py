@@ -1,0 +1,74 @@
+"""An engine process that holds one loaded stage."""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.wire.generation import ChatMessage
+from p2pmesh.wire.stage import StageFrame, WireDtype
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What to load. ``artifact_path`` is a GGUF that holds exactly ``layers`` of a model of ``layer_count``."""
+
+    artifact_path: str
+    artifact_digest: str
+    layers: LayerRange
+    layer_count: int
+    context_tokens: int
+    lanes: int
+    wire_dtype: WireDtype
+    gpu_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the engine found at load.
+
+    ``exact_width`` is R: decode calls of 2 to R rows give the very bits of rows one at a time. ``fingerprint`` names
+    all that the bits depend on (build, backend, CPU features, threads, KV type); equal fingerprints, equal bits.
+    """
+
+    hidden_size: int
+    exact_width: int
+    fingerprint: str
+    kv_bytes: int
+    vocabulary_size: int
+    beginning_token: int | None
+    end_tokens: frozenset[int]
+    notes: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """A live child. Every call raises ``EngineError`` with the cause once the child is gone."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Facts measured at load."""
+
+    async def send(self, frame: StageFrame) -> None:
+        """Hands BEGIN, PREFILL, DECODE, CANCEL or END to the child; waits while its queue is full."""
+
+    async def receive(self) -> StageFrame:
+        """The next frame it produced: PREFILL or DECODE with an activation (not the last stage), TOKEN, CREDIT, ERROR."""
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        """Token ids; first stage only."""
+
+    async def render_chat(self, messages: tuple[ChatMessage, ...]) -> str:
+        """The model's own chat template over the messages, with the generation prompt; ``Refused(REQUEST_INVALID)``."""
+
+    async def pieces(self) -> tuple[bytes, ...]:
+        """The bytes of every token of the vocabulary, by id; control tokens are empty. First stage only."""
+
+
+class EngineLauncher(Protocol):
+    """Starts engine processes."""
+
+    def launch(self, spec: EngineSpec) -> AbstractAsyncContextManager[Engine]:
+        """A child that has loaded ``spec``; leaving the scope ends it, whatever it does, within a deadline.
+
+        Raises ``EngineError`` (``ENGINE_LOAD_FAILED``, ``ENGINE_CRASHED`` with the signal's name and what to do).
+        """

@@ -1,0 +1,63 @@
+"""Models on this machine's disk."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2pmesh.base.ids import Digest, LayerRange
+from p2pmesh.model.gguf import GgufIndex
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A whole model: its name for clients, its file, what it holds."""
+
+    name: str
+    path: str
+    digest: Digest
+    size_bytes: int
+    index: GgufIndex
+
+
+@dataclass(frozen=True, slots=True)
+class StageArtifact:
+    """A stage GGUF on disk."""
+
+    path: str
+    digest: Digest
+    size_bytes: int
+
+
+class ArtifactWriter(Protocol):
+    """A file that is being received; it appears under its name only when it is whole and its digest is right."""
+
+    async def write(self, data: bytes) -> None:
+        """Appends; ``Refused(DISK_FULL)``, ``RemoteProtocolError(ARTIFACT_CORRUPT)`` beyond the announced size."""
+
+
+class ModelStore(Protocol):
+    """Finds models, cuts stages, keeps received stages. Blocking work runs off the event loop."""
+
+    async def resolve(self, reference: str) -> ModelFile:
+        """A path, the name of a pip-installed model or of one in the home; ``ConfigError`` says what is wrong."""
+
+    async def list_models(self) -> tuple[ModelFile, ...]:
+        """All that ``resolve`` would find by name."""
+
+    async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
+        """A local whole model with this digest, if any."""
+
+    async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
+        """The stage GGUF of a range, written by streaming, or from the cache; the whole range is the model itself."""
+
+    async def find_artifact(self, digest: Digest) -> StageArtifact | None:
+        """A cut or received stage by its digest, its bytes checked once per change of the file."""
+
+    def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
+        """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays."""
+
+    async def read_artifact(
+        self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Streams an artifact's bytes from ``offset`` into ``sink``, in pieces of at most 1 MiB."""

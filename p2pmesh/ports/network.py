@@ -1,0 +1,94 @@
+"""The peer-to-peer network as the node sees it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2pmesh.base.ids import PeerId
+
+
+class ByteStream(Protocol):
+    """One reliable, ordered, two-way stream to a peer. Cancelling any call leaves the connection sound."""
+
+    @property
+    def remote_peer(self) -> PeerId:
+        """The authenticated peer at the other end."""
+
+    async def receive_exactly(self, count: int) -> bytes:
+        """``count`` bytes. Raises ``PeerUnavailable(PEER_LOST)`` at an end or a reset before that."""
+
+    async def send(self, data: bytes) -> None:
+        """All of ``data``, with back-pressure. Raises ``PeerUnavailable(PEER_LOST)``."""
+
+    async def finish(self) -> None:
+        """Half-close: the peer reads an end, we may go on reading. Never raises."""
+
+    async def reset(self) -> None:
+        """Abort both directions. Never raises, returns within a bounded time, also when called twice."""
+
+
+StreamServer = Callable[[ByteStream], Awaitable[None]]
+"""Serves one inbound stream; the stream is closed when it returns, reset when it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """A connection to ``peer`` stands (the first one; more to the same peer say nothing)."""
+
+    peer: PeerId
+    is_inbound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDisconnected:
+    """The last connection to ``peer`` is gone."""
+
+    peer: PeerId
+
+
+ConnectionEvent = PeerConnected | PeerDisconnected
+
+
+class Subscription(Protocol):
+    """Messages of one topic that passed its validator, from other peers, oldest first; bounded, drops the oldest."""
+
+    async def receive(self) -> tuple[PeerId, bytes]:
+        """The next message and the peer that *published* it."""
+
+
+class Network(Protocol):
+    """A started libp2p host, or a fake of one."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own peer id."""
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs that others can dial us at, ``/p2p/<peer id>`` included."""
+
+    async def dial(self, peer: PeerId, addresses: tuple[str, ...], timeout_s: float) -> None:
+        """Connects unless connected: addresses in turn, staggered, first success wins.
+
+        Raises ``PeerUnavailable(PEER_UNREACHABLE)`` naming what was tried, ``ConfigError(ADDRESS_INVALID)``.
+        """
+
+    async def open_stream(self, peer: PeerId, protocol_id: str, timeout_s: float) -> ByteStream:
+        """A new stream on the connection that stands; raises ``PeerUnavailable``."""
+
+    def serve(self, protocol_id: str, server: StreamServer) -> None:
+        """Serves inbound streams of a protocol; a server that raises costs its stream, nothing else."""
+
+    async def connection_event(self) -> ConnectionEvent:
+        """Waits for the next event; bounded, never dropped (events per peer are folded instead)."""
+
+    def connected_peers(self) -> frozenset[PeerId]:
+        """Peers with a connection now."""
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Closes every connection to a peer. Never raises."""
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossips ``data``, at most once to each peer; silently lossy, so announcements are repeated."""
+
+    async def subscribe(self, topic: str, validator: Callable[[bytes], bool]) -> Subscription:
+        """Joins a topic; a message for which ``validator`` is false (or raises) is neither kept nor forwarded."""

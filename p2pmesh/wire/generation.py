@@ -1,0 +1,121 @@
+"""Records of one generation: what is asked of a driver and what comes back.
+
+They travel in ``/mesh-llm/1`` messages and, as sampling parameters, in the *begin* frame of ``/skippy-stage/2``. Here
+are only the shapes and their checks; the machines that use them live in ``core``.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+
+MAX_SEED = 2**64 - 1
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How the last stage picks a token; ranges as in OpenAI's API where it has the field.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the filter off. The presence and
+    frequency penalties count generated tokens only; ``repeat_penalty`` 1 is off and counts generated tokens too.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", 0.0 <= self.temperature <= 2.0, "0 to 2"),
+            ("top_k", 0 <= self.top_k <= 1_000_000, "0 to 1000000"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, to 1"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "-2 to 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "-2 to 2"),
+            ("repeat_penalty", 0.01 <= self.repeat_penalty <= 10.0, "0.01 to 10"),
+            ("seed", 0 <= self.seed <= MAX_SEED, "0 to 2^64 - 1"),
+        )
+        for name, holds, allowed in checks:
+            if not holds:  # NaN fails each comparison, so it is refused here as well
+                raise RemoteProtocolError(
+                    ErrorCode.REQUEST_INVALID, f"{name} must be {allowed}, not {getattr(self, name)!r}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation, its content as plain text."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Exactly one of the three is set: a conversation (rendered with the model's template), text, or token ids."""
+
+    messages: tuple[ChatMessage, ...] | None = None
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = sum(part is not None for part in (self.messages, self.text, self.tokens))
+        if given != 1:
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"a prompt has one form, not {given}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What an ingress asks of a driver.
+
+    ``max_tokens`` None means: to the end of the context. ``sequence`` is the choice index.
+    """
+
+    request_id: bytes
+    model: str
+    prompt: Prompt
+    sampling: SamplingParameters
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStarted:
+    """The driver has tokenised and admitted the request: the journal's head (prompt ids) and the route."""
+
+    prompt_tokens: tuple[int, ...]
+    run_id: bytes
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDelta:
+    """Tokens as they arise. ``text`` is complete UTF-8 and may lag behind or be empty; ``tokens`` never lag."""
+
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFinished:
+    """The end of a generation that was not an error; ``text`` is what was still held back."""
+
+    reason: FinishReason
+    text: str
+    completion_tokens: int
+
+
+GenerationEvent = GenerationStarted | GenerationDelta | GenerationFinished

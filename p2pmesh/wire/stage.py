@@ -1,0 +1,251 @@
+"""``/skippy-stage/2``: the binary stage frame, bytes <-> ``StageFrame``.
+
+Owns the header, the limits and every check that needs no knowledge of a run. Who may send which frame, and in which
+order, is decided in ``core`` and ``node``. Normative text: ``protocols/skippy-stage-2.md``.
+
+A frame on a stream is ``u32 length`` (little-endian, of what follows) and then ``length`` bytes: the fixed header of
+``HEADER_BYTES``, the token ids, the body. The body is an activation (``ROWS`` kinds), a msgpack map (``BEGIN``), or
+UTF-8 text (``ERROR``).
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.ids import ID_BYTES
+from p2pmesh.base.limits import (
+    MAX_BEGIN_BODY_BYTES,
+    MAX_ERROR_TEXT_BYTES,
+    MAX_HIDDEN_SIZE,
+    MAX_STAGE_BODY_BYTES,
+    MAX_TOKENS_PER_FRAME,
+)
+
+VERSION = 2
+
+# version, kind, dtype, flags | request id | run id | sequence, position, token count, hidden size | reserved
+_HEADER = struct.Struct("<BBBB16s16sIIIIQ")
+HEADER_BYTES = _HEADER.size
+LENGTH_BYTES = 4
+MAX_FRAME_BYTES = HEADER_BYTES + 4 * MAX_TOKENS_PER_FRAME + MAX_STAGE_BODY_BYTES
+MAX_POSITION = 2**31 - 1
+
+
+class FrameKind(IntEnum):
+    """What a frame is; the numbers are normative."""
+
+    OPEN = 1  # first on a stream of activations: run id; position = the sender's stage index
+    RETURN_OPEN = 2  # first on a direct return stream: run id, from the last stage to the driver
+    BEGIN = 3  # a sequence starts: sampling parameters and prompt length; takes a lane at each stage
+    PREFILL = 4  # one chunk of prompt rows
+    DECODE = 5  # rows that are sampled at the last stage, one each
+    TOKEN = 6  # sampled tokens; position is that of the first of them
+    CREDIT = 7  # the last stage has consumed the prefill chunk that ends before position
+    ERROR = 8  # the sequence failed at a stage; dtype and flags 0, body = code, NUL, text
+    CANCEL = 9  # drop the sequence, whatever is queued of it too
+    END = 10  # the sequence is complete; its lane is free
+
+
+class WireDtype(IntEnum):
+    """Element type of an activation body; NONE where there is none."""
+
+    NONE = 0
+    F32 = 1
+    F16 = 2
+
+
+class FrameFlag(IntFlag):
+    """Bits of the flags byte."""
+
+    NONE = 0
+    SAMPLE = 1  # PREFILL: the last row is to be sampled (the last chunk of a prompt)
+    WIDENED = 2  # the sender was to send f16 and sent f32: a value does not fit
+
+
+ELEMENT_BYTES = {WireDtype.NONE: 0, WireDtype.F32: 4, WireDtype.F16: 2}
+_ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
+_WITH_TOKENS = (*_ROWS, FrameKind.TOKEN)
+_FLAGS_ALLOWED = {
+    FrameKind.PREFILL: FrameFlag.SAMPLE | FrameFlag.WIDENED,
+    FrameKind.DECODE: FrameFlag.WIDENED,
+}
+_ZERO_ID = bytes(ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFrame:
+    """One frame. ``position`` is the sequence position of the first row (or token)."""
+
+    kind: FrameKind
+    request_id: bytes
+    run_id: bytes
+    sequence: int = 0
+    position: int = 0
+    tokens: tuple[int, ...] = ()
+    hidden_size: int = 0
+    dtype: WireDtype = WireDtype.NONE
+    flags: FrameFlag = FrameFlag.NONE
+    body: bytes | memoryview = b""
+
+
+def encode_frame(frame: StageFrame) -> bytes:
+    """The frame with its length prefix, ready for a stream."""
+    token_bytes = np.asarray(frame.tokens, dtype="<i4").tobytes() if frame.tokens else b""
+    length = HEADER_BYTES + len(token_bytes) + len(frame.body)
+    header = _HEADER.pack(
+        VERSION,
+        frame.kind,
+        frame.dtype,
+        frame.flags,
+        frame.request_id,
+        frame.run_id,
+        frame.sequence,
+        frame.position,
+        len(frame.tokens),
+        frame.hidden_size,
+        0,
+    )
+    return b"".join((length.to_bytes(LENGTH_BYTES, "little"), header, token_bytes, frame.body))
+
+
+def decode_length(prefix: bytes) -> int:
+    """The length that a prefix announces, checked before anything is allocated for it."""
+    length = int.from_bytes(prefix, "little")
+    if not HEADER_BYTES <= length <= MAX_FRAME_BYTES:
+        raise RemoteProtocolError(
+            ErrorCode.FRAME_LENGTH_INVALID,
+            f"a stage frame of {length} bytes; allowed are {HEADER_BYTES} to {MAX_FRAME_BYTES}",
+        )
+    return length
+
+
+def decode_frame(data: bytes | memoryview) -> StageFrame:
+    """A checked frame from the bytes after the length prefix; the body is a view, not a copy.
+
+    Raises ``RemoteProtocolError`` with the code of the first rule that is broken.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        raise _broken(ErrorCode.FRAME_LENGTH_INVALID, f"{len(view)} bytes are no header")
+    version, kind, dtype, flags, request_id, run_id, sequence, position, count, hidden_size, reserved = (
+        _HEADER.unpack_from(view)
+    )
+    if version != VERSION:
+        raise _broken(ErrorCode.FRAME_VERSION_UNSUPPORTED, f"frame version {version}, not {VERSION}")
+    frame_kind = _checked_kind(kind)
+    frame_flags = _checked_flags(frame_kind, flags, reserved)
+    frame_dtype = _checked_dtype(frame_kind, dtype)
+    _check_count(frame_kind, count)
+    if position > MAX_POSITION or position + count > MAX_POSITION:
+        raise _broken(ErrorCode.FRAME_POSITION_INVALID, f"position {position} with {count} tokens")
+    tokens_end = HEADER_BYTES + 4 * count
+    _check_length(frame_kind, frame_dtype, count, hidden_size, len(view) - tokens_end)
+    tokens: tuple[int, ...] = ()
+    if count:
+        tokens = tuple(np.frombuffer(view, dtype="<i4", count=count, offset=HEADER_BYTES).tolist())
+        if min(tokens) < 0:
+            raise _broken(ErrorCode.FRAME_VALUE_INVALID, "a negative token id")
+    return StageFrame(
+        frame_kind, request_id, run_id, sequence, position, tokens, hidden_size, frame_dtype, frame_flags,
+        view[tokens_end:],
+    )  # fmt: skip
+
+
+def _broken(code: ErrorCode, text: str) -> RemoteProtocolError:
+    return RemoteProtocolError(code, text)
+
+
+def _checked_kind(kind: int) -> FrameKind:
+    try:
+        return FrameKind(kind)
+    except ValueError:
+        raise _broken(ErrorCode.FRAME_KIND_UNKNOWN, f"frame kind {kind}") from None
+
+
+def _checked_flags(kind: FrameKind, flags: int, reserved: int) -> FrameFlag:
+    allowed = _FLAGS_ALLOWED.get(kind, FrameFlag.NONE)
+    if flags & ~allowed or reserved:
+        raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"flags {flags:#x} (reserved {reserved:#x}) on {kind.name}")
+    return FrameFlag(flags)
+
+
+def _checked_dtype(kind: FrameKind, dtype: int) -> WireDtype:
+    try:
+        wire_dtype = WireDtype(dtype)
+    except ValueError:
+        raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {dtype}") from None
+    if wire_dtype is not WireDtype.NONE and kind not in _ROWS:
+        raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {wire_dtype.name} on {kind.name}")
+    return wire_dtype
+
+
+def _check_count(kind: FrameKind, count: int) -> None:
+    lowest, highest = (1, MAX_TOKENS_PER_FRAME) if kind in _WITH_TOKENS else (0, 0)
+    if not lowest <= count <= highest:
+        raise _broken(ErrorCode.FRAME_COUNT_INVALID, f"{count} tokens in {kind.name}; allowed {lowest} to {highest}")
+
+
+def _check_length(kind: FrameKind, dtype: WireDtype, count: int, hidden_size: int, body_bytes: int) -> None:
+    """The body's length follows from the header for rows, and has a cap for the others."""
+    if dtype is WireDtype.NONE:
+        if hidden_size:
+            raise _broken(ErrorCode.FRAME_COUNT_INVALID, f"hidden size {hidden_size} without an activation")
+    elif not 1 <= hidden_size <= MAX_HIDDEN_SIZE:
+        raise _broken(ErrorCode.FRAME_COUNT_INVALID, f"hidden size {hidden_size}")
+    caps = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
+    exact = count * hidden_size * ELEMENT_BYTES[dtype] if kind in _ROWS else 0
+    wrong = body_bytes > caps[kind] or body_bytes < 0 if kind in caps else body_bytes != exact
+    if wrong or exact > MAX_STAGE_BODY_BYTES:
+        raise _broken(
+            ErrorCode.FRAME_LENGTH_INVALID, f"{body_bytes} body bytes in {kind.name}; the header means {exact}"
+        )
+
+
+def encode_activation(rows: NDArray[np.float32], dtype: WireDtype) -> tuple[bytes, WireDtype, FrameFlag]:
+    """Body bytes of activation rows, shape ``(tokens, hidden_size)``, in ``dtype``.
+
+    Never emits an infinity: rows that do not fit f16 travel as f32 and the flag says so. A non-finite input is a
+    broken engine and raises ``LocalProtocolError``-like ``ValueError``.
+    """
+    if not bool(np.isfinite(rows).all()):
+        raise ValueError("an activation holds a NaN or an infinity")
+    if dtype is WireDtype.F16:
+        with np.errstate(over="ignore"):
+            narrow = rows.astype("<f2")
+        if bool(np.isfinite(narrow).all()):
+            return narrow.tobytes(), WireDtype.F16, FrameFlag.NONE
+        return rows.astype("<f4", copy=False).tobytes(), WireDtype.F32, FrameFlag.WIDENED
+    return rows.astype("<f4", copy=False).tobytes(), WireDtype.F32, FrameFlag.NONE
+
+
+def decode_activation(frame: StageFrame) -> NDArray[np.float32]:
+    """Rows of a frame, shape ``(tokens, hidden_size)``, float32; raises on a NaN or an infinity."""
+    element = "<f4" if frame.dtype is WireDtype.F32 else "<f2"
+    flat = np.frombuffer(frame.body, dtype=element).astype(np.float32, copy=False)
+    if not bool(np.isfinite(flat).all()):
+        raise _broken(ErrorCode.FRAME_VALUE_INVALID, "an activation holds a NaN or an infinity")
+    return flat.reshape(len(frame.tokens), frame.hidden_size)
+
+
+def is_zero_id(identifier: bytes) -> bool:
+    """Whether an id is the all-zero one, which frames that concern no request carry."""
+    return identifier == _ZERO_ID
+
+
+def error_frame(cause: StageFrame, code: ErrorCode, text: str) -> StageFrame:
+    """The ERROR that answers ``cause``."""
+    body = (code.value + "\0" + text).encode()[:MAX_ERROR_TEXT_BYTES]
+    return StageFrame(FrameKind.ERROR, cause.request_id, cause.run_id, cause.sequence, body=body)
+
+
+def decode_error(frame: StageFrame) -> tuple[ErrorCode, str]:
+    """Code and text of an ERROR frame; a code we do not know reads as ``internal``."""
+    raw_code, _, text = bytes(frame.body).decode("utf-8", "replace").partition("\0")
+    try:
+        return ErrorCode(raw_code), text
+    except ValueError:
+        return ErrorCode.INTERNAL, f"{raw_code}: {text}"
