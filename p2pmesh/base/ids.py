@@ -4,6 +4,7 @@ Owns their shapes and checks. Creation of random ones needs entropy and lives be
 """
 
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 from typing import NewType
@@ -80,4 +81,4 @@ def ranges_tile(ranges: tuple[LayerRange, ...], layer_count: int) -> bool:
     """Whether the ranges, in order, cover layers ``[0, layer_count)`` once each."""
     if not ranges or ranges[0].start != 0 or ranges[-1].end != layer_count:
         return False
-    return all(a.end == b.start for a, b in zip(ranges, ranges[1:], strict=False))
+    return all(a.end == b.start for a, b in itertools.pairwise(ranges))

@@ -201,7 +201,8 @@ def _check_length(kind: FrameKind, dtype: WireDtype, count: int, hidden_size: in
     wrong = body_bytes > caps[kind] or body_bytes < 0 if kind in caps else body_bytes != exact
     if wrong or exact > MAX_STAGE_BODY_BYTES:
         raise _broken(
-            ErrorCode.FRAME_LENGTH_INVALID, f"{body_bytes} body bytes in {kind.name}; the header means {exact}"
+            ErrorCode.FRAME_LENGTH_INVALID,
+            f"{body_bytes} body bytes in {kind.name}; the header means {exact}",
         )
 
 
@@ -209,7 +210,7 @@ def encode_activation(rows: NDArray[np.float32], dtype: WireDtype) -> tuple[byte
     """Body bytes of activation rows, shape ``(tokens, hidden_size)``, in ``dtype``.
 
     Never emits an infinity: rows that do not fit f16 travel as f32 and the flag says so. A non-finite input is a
-    broken engine and raises ``LocalProtocolError``-like ``ValueError``.
+    broken engine and raises ``ValueError``.
     """
     if not bool(np.isfinite(rows).all()):
         raise ValueError("an activation holds a NaN or an infinity")

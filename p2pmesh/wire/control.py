@@ -1,0 +1,312 @@
+"""``/mesh-llm/1``: control messages, bytes <-> records.
+
+A message is an unsigned varint length and a msgpack map ``{"kind": …, fields…}``. One stream carries one exchange: the
+first message opens it. Which kinds a peer may send, and when, is decided in ``node.control``. Normative text:
+``protocols/mesh-llm-1.md``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.ids import ID_BYTES, is_digest, is_mesh_id
+from p2pmesh.base.limits import (
+    MAX_ADDRESS_BYTES,
+    MAX_ADDRESSES,
+    MAX_ANNOUNCEMENT_BYTES,
+    MAX_ANNOUNCEMENTS_PER_MESSAGE,
+    MAX_ARTIFACT_BYTES,
+    MAX_ARTIFACT_CHUNK_BYTES,
+    MAX_CHAT_MESSAGES,
+    MAX_CONTROL_MESSAGE_BYTES,
+    MAX_INVITE_BYTES,
+    MAX_LANES,
+    MAX_LAYERS,
+    MAX_NAME_BYTES,
+    MAX_REASON_BYTES,
+    MAX_STAGES,
+    MAX_STOP_BYTES,
+    MAX_STOP_SEQUENCES,
+    MAX_TEXT_BYTES,
+)
+from p2pmesh.wire.announcement import PEER_ID_SHAPE
+from p2pmesh.wire.generation import MAX_SEED
+from p2pmesh.wire.schema import (
+    Bytes,
+    Integer,
+    ListOf,
+    Optional,
+    Real,
+    Record,
+    Text,
+    declared,
+    from_map,
+    malformed,
+    pack,
+    to_map,
+    unpack,
+)
+
+_ID = Bytes(ID_BYTES, ID_BYTES)
+_DIGEST = Text(64, is_digest)
+_NAME = Text(MAX_NAME_BYTES)
+_TOKEN = Integer(0, 2**31 - 1)
+_ANNOUNCEMENT = Bytes(1, MAX_ANNOUNCEMENT_BYTES)
+MAX_PROMPT_TOKENS = 262_144
+MAX_VARINT_BYTES = 4
+
+
+# --- admission ---------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First word of a peer; the invite is empty when the sender is the founder itself."""
+
+    generation: int = declared(Integer(0, 2**16))
+    mesh_id: str = declared(Text(32, is_mesh_id))
+    invite: str = declared(Text(MAX_INVITE_BYTES))
+    announcement: bytes = declared(_ANNOUNCEMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to an accepted hello, with the sender's own proof and the peers it knows."""
+
+    generation: int = declared(Integer(0, 2**16))
+    mesh_id: str = declared(Text(32, is_mesh_id))
+    invite: str = declared(Text(MAX_INVITE_BYTES))
+    announcement: bytes = declared(_ANNOUNCEMENT)
+    known: tuple[bytes, ...] = declared(ListOf(_ANNOUNCEMENT, MAX_ANNOUNCEMENTS_PER_MESSAGE))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Any request's refusal: an ``ErrorCode`` (a code the reader does not know reads as internal) and a line."""
+
+    code: str = declared(Text(64))
+    message: str = declared(Text(MAX_REASON_BYTES))
+
+
+# --- stages ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class StageEntry:
+    """One stage of a placement."""
+
+    peer_id: str = declared(PEER_ID_SHAPE)
+    layer_start: int = declared(Integer(0, MAX_LAYERS))
+    layer_end: int = declared(Integer(1, MAX_LAYERS))
+    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES), MAX_ADDRESSES))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Coordinator to a peer: hold stage ``index`` of this run. The stream stays open as long as the stage lives."""
+
+    run_id: bytes = declared(_ID)
+    model: str = declared(_NAME)
+    model_digest: str = declared(_DIGEST)
+    model_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
+    layer_count: int = declared(Integer(1, MAX_LAYERS))
+    index: int = declared(Integer(0, MAX_STAGES - 1))
+    stages: tuple[StageEntry, ...] = declared(ListOf(Record(StageEntry), MAX_STAGES))
+    artifact_digest: str = declared(_DIGEST)
+    artifact_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
+    context_tokens: int = declared(Integer(16, 2**24))
+    lanes: int = declared(Integer(1, MAX_LANES))
+    wire_dtype: int = declared(Integer(1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """A peer to the coordinator, on the stream of ``LoadStage``; ``state`` is one of ``core.coordination``'s."""
+
+    run_id: bytes = declared(_ID)
+    state: str = declared(Text(32))
+    done_bytes: int = declared(Integer(0, MAX_ARTIFACT_BYTES), 0)
+    total_bytes: int = declared(Integer(0, MAX_ARTIFACT_BYTES), 0)
+    fingerprint: str = declared(Text(128), "")
+    exact_width: int = declared(Integer(0, 2**16), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """Coordinator to the driver: make one real token go through every stage."""
+
+    run_id: bytes = declared(_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """The token of a probe and what it took."""
+
+    token: int = declared(_TOKEN)
+    elapsed_us: int = declared(Integer(0, 2**53))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRun:
+    """Coordinator to the driver: the run may be routed to from now on."""
+
+    run_id: bytes = declared(_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request was carried out."""
+
+
+# --- artifacts ---------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class FetchArtifact:
+    """Asks for an artifact's bytes from ``offset`` on."""
+
+    digest: str = declared(_DIGEST)
+    offset: int = declared(Integer(0, MAX_ARTIFACT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactChunk:
+    """Bytes in order; an empty chunk ends the transfer."""
+
+    data: bytes = declared(Bytes(0, MAX_ARTIFACT_CHUNK_BYTES))
+
+
+# --- generation --------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class MessageEntry:
+    """One message of a conversation."""
+
+    role: str = declared(Text(32))
+    content: str = declared(Text(MAX_TEXT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingEntry:
+    """Fields of ``SamplingParameters``, whose own ranges apply on top."""
+
+    temperature: float = declared(Real())
+    top_k: int = declared(Integer(0, 2**31))
+    top_p: float = declared(Real())
+    min_p: float = declared(Real())
+    presence_penalty: float = declared(Real())
+    frequency_penalty: float = declared(Real())
+    repeat_penalty: float = declared(Real())
+    seed: int = declared(Integer(0, MAX_SEED))
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """An ingress to a driver; exactly one of ``messages``, ``text`` and ``tokens`` is not nil."""
+
+    request_id: bytes = declared(_ID)
+    model: str = declared(_NAME)
+    sampling: SamplingEntry = declared(Record(SamplingEntry))
+    messages: tuple[MessageEntry, ...] | None = declared(
+        Optional(ListOf(Record(MessageEntry), MAX_CHAT_MESSAGES)), None
+    )
+    text: str | None = declared(Optional(Text(MAX_TEXT_BYTES)), None)
+    tokens: tuple[int, ...] | None = declared(Optional(ListOf(_TOKEN, MAX_PROMPT_TOKENS)), None)
+    stop: tuple[str, ...] = declared(ListOf(Text(MAX_STOP_BYTES), MAX_STOP_SEQUENCES), ())
+    max_tokens: int | None = declared(Optional(Integer(1, 2**31 - 1)), None)
+    sequence: int = declared(Integer(0, 127), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The head of the journal."""
+
+    prompt_tokens: tuple[int, ...] = declared(ListOf(_TOKEN, MAX_PROMPT_TOKENS))
+    run_id: bytes = declared(_ID)
+    fingerprint: str = declared(Text(128))
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens as they arise, and the text that is complete."""
+
+    tokens: tuple[int, ...] = declared(ListOf(_TOKEN, 1024))
+    text: str = declared(Text(MAX_TEXT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a generation."""
+
+    reason: str = declared(Text(32))
+    text: str = declared(Text(MAX_TEXT_BYTES))
+    completion_tokens: int = declared(Integer(0, 2**31))
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ingress to driver, on the stream of ``Generate``."""
+
+
+KINDS: dict[str, type] = {
+    "hello": Hello,
+    "welcome": Welcome,
+    "refusal": Refusal,
+    "load_stage": LoadStage,
+    "stage_status": StageStatus,
+    "probe_run": ProbeRun,
+    "probe_result": ProbeResult,
+    "publish_run": PublishRun,
+    "done": Done,
+    "fetch_artifact": FetchArtifact,
+    "artifact_chunk": ArtifactChunk,
+    "generate": Generate,
+    "started": Started,
+    "delta": Delta,
+    "finished": Finished,
+    "cancel": Cancel,
+}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+
+def encode_control(message: Any) -> bytes:
+    """A message with its length prefix."""
+    body = pack({"kind": _KIND_OF[type(message)], **to_map(message)})
+    if len(body) > MAX_CONTROL_MESSAGE_BYTES:
+        raise RemoteProtocolError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"a message of {len(body)} bytes; allowed {MAX_CONTROL_MESSAGE_BYTES}",
+        )
+    return encode_varint(len(body)) + body
+
+
+def decode_control(body: bytes) -> Any:
+    """The record of a message without its prefix; unknown kinds are refused, unknown fields left out."""
+    value = unpack(body, "message")
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        raise malformed("message", "not a map with a kind")
+    cls = KINDS.get(value["kind"])
+    if cls is None:
+        raise RemoteProtocolError(ErrorCode.MESSAGE_KIND_UNKNOWN, f"control message kind {value['kind'][:64]!r}")
+    return from_map(cls, value, value["kind"])
+
+
+def encode_varint(number: int) -> bytes:
+    """Unsigned LEB128, as in multiformats."""
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def decode_varint(prefix: bytes, limit: int) -> int | None:
+    """The number, or None while the prefix is incomplete; at most ``MAX_VARINT_BYTES``, minimal form, ``<= limit``."""
+    number = 0
+    for index, byte in enumerate(prefix):
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            if byte == 0 and index > 0:
+                raise malformed("length", "not in minimal form")
+            if number > limit:
+                raise RemoteProtocolError(
+                    ErrorCode.MESSAGE_TOO_LARGE, f"a message of {number} bytes; allowed are {limit}"
+                )
+            return number
+        if index + 1 >= MAX_VARINT_BYTES:
+            raise malformed("length", f"longer than {MAX_VARINT_BYTES} bytes")
+    return None

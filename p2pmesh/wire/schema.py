@@ -1,0 +1,191 @@
+"""Declared shapes of msgpack maps: frozen dataclasses <-> plain values, every field with a limit.
+
+A record is a frozen dataclass whose fields carry a ``Shape`` as metadata (``declared``). Decoding builds the record or
+raises ``RemoteProtocolError(MESSAGE_MALFORMED)`` that names the field; unknown fields are left out. The reader and the
+writer share one declaration, so they cannot drift apart.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgpack
+
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+
+T = TypeVar("T")
+_SHAPE = "shape"
+_ABSENT = object()
+
+
+class Shape(Protocol):
+    """How one field looks on the wire."""
+
+    def encode(self, value: Any) -> Any:
+        """A msgpack value."""
+
+    def decode(self, value: Any, where: str) -> Any:
+        """The checked value; ``where`` names the field in errors."""
+
+
+def malformed(where: str, problem: str) -> RemoteProtocolError:
+    """The error of every rule in this module."""
+    return RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, f"{where}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """UTF-8 text of at most ``max_bytes``, optionally with a rule of its own."""
+
+    max_bytes: int
+    rule: Callable[[str], bool] | None = None
+
+    def encode(self, value: Any) -> Any:
+        return str(value)
+
+    def decode(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            raise malformed(where, f"text expected, not {type(value).__name__}")
+        if len(value.encode("utf-8", "surrogatepass")) > self.max_bytes:
+            raise malformed(where, f"longer than {self.max_bytes} bytes")
+        if self.rule is not None and not self.rule(value):
+            raise malformed(where, "not of the right form")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Between ``min_bytes`` and ``max_bytes`` raw bytes."""
+
+    min_bytes: int
+    max_bytes: int
+
+    def encode(self, value: Any) -> Any:
+        return bytes(value)
+
+    def decode(self, value: Any, where: str) -> bytes:
+        if not isinstance(value, bytes):
+            raise malformed(where, f"bytes expected, not {type(value).__name__}")
+        if not self.min_bytes <= len(value) <= self.max_bytes:
+            raise malformed(where, f"{len(value)} bytes; allowed {self.min_bytes} to {self.max_bytes}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number in ``[lowest, highest]``."""
+
+    lowest: int
+    highest: int
+
+    def encode(self, value: Any) -> Any:
+        return int(value)
+
+    def decode(self, value: Any, where: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise malformed(where, f"a whole number expected, not {type(value).__name__}")
+        if not self.lowest <= value <= self.highest:
+            raise malformed(where, f"{value} is not in {self.lowest} to {self.highest}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A finite number."""
+
+    def encode(self, value: Any) -> Any:
+        return float(value)
+
+    def decode(self, value: Any, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise malformed(where, f"a number expected, not {type(value).__name__}")
+        number = float(value)
+        if not math.isfinite(number):
+            raise malformed(where, "not a finite number")
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """At most ``max_items`` items of one shape; a tuple in the record."""
+
+    item: Shape
+    max_items: int
+
+    def encode(self, value: Any) -> Any:
+        return [self.item.encode(item) for item in value]
+
+    def decode(self, value: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise malformed(where, f"a list expected, not {type(value).__name__}")
+        if len(value) > self.max_items:
+            raise malformed(where, f"{len(value)} items; allowed are {self.max_items}")
+        return tuple(self.item.decode(item, f"{where}[{index}]") for index, item in enumerate(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """A shape or nil."""
+
+    inner: Shape
+
+    def encode(self, value: Any) -> Any:
+        return None if value is None else self.inner.encode(value)
+
+    def decode(self, value: Any, where: str) -> Any:
+        return None if value is None else self.inner.decode(value, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A nested record."""
+
+    cls: type
+
+    def encode(self, value: Any) -> Any:
+        return to_map(value)
+
+    def decode(self, value: Any, where: str) -> Any:
+        return from_map(self.cls, value, where)
+
+
+def declared(shape: Shape, default: Any = _ABSENT) -> Any:
+    """A dataclass field of a record; with a default it may be missing on the wire."""
+    if default is _ABSENT:
+        return field(metadata={_SHAPE: shape})
+    return field(default=default, metadata={_SHAPE: shape})
+
+
+def to_map(record: Any) -> dict[str, Any]:
+    """A record as a map of msgpack values."""
+    return {f.name: f.metadata[_SHAPE].encode(getattr(record, f.name)) for f in fields(record)}
+
+
+def from_map(cls: type[T], value: Any, where: str) -> T:
+    """The record of a decoded map."""
+    if not isinstance(value, dict):
+        raise malformed(where, f"a map expected, not {type(value).__name__}")
+    assert is_dataclass(cls)
+    arguments: dict[str, Any] = {}
+    for f in fields(cls):
+        if f.name in value:
+            arguments[f.name] = f.metadata[_SHAPE].decode(value[f.name], f"{where}.{f.name}")
+        elif f.default is f.default_factory:  # both MISSING: the field is required
+            raise malformed(where, f"field {f.name} is missing")
+    return cls(**arguments)
+
+
+def unpack(data: bytes | memoryview, where: str) -> Any:
+    """One msgpack value that fills ``data`` exactly; no extension types, no deep nesting (msgpack caps it)."""
+    try:
+        return msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise malformed(where, f"no msgpack value ({reason[:80]})") from None
+
+
+def pack(value: Any) -> bytes:
+    """Canonical enough for us: maps keep the order of declaration."""
+    packed: bytes = msgpack.packb(value)
+    return packed
