@@ -52,7 +52,7 @@ class Engine(Protocol):
         """Hands BEGIN, PREFILL, DECODE, CANCEL or END to the child; waits while its queue is full."""
 
     async def receive(self) -> StageFrame:
-        """The next frame it produced: PREFILL or DECODE with an activation (not the last stage), TOKEN, CREDIT, ERROR."""
+        """The next frame it produced: rows with an activation (not the last stage), TOKEN, CREDIT or ERROR."""
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """Token ids; first stage only."""

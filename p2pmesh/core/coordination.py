@@ -1,0 +1,208 @@
+"""The life of one run at its coordinator: load from the last stage to the first, prove a token, publish, watch.
+
+A run is one attempt at one placement; it is never repaired, a new run replaces it. Who plans the next one, and when,
+is decided by the runner in ``node.coordinator``.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.quantities import Micros
+
+
+class StageState(StrEnum):
+    """States that a peer reports of a stage, in order; the last two end it."""
+
+    ASSIGNED = "assigned"
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class RunPhase(StrEnum):
+    """Where a run stands; see the table in ``docs/architecture.md``."""
+
+    LOADING = "loading"
+    PROBING = "probing"
+    PUBLISHING = "publishing"
+    SERVING = "serving"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPolicy:
+    """Longest silences, in microseconds: a stage that loads must report something new within ``progress_us``."""
+
+    progress_us: int = 120_000_000
+    probe_us: int = 120_000_000
+    publish_us: int = 15_000_000
+
+
+# --- events -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The placement is to be put into effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReported:
+    """A stage's peer reported a state, or progress within it."""
+
+    index: int
+    state: StageState
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    """A stage refused, failed, or its peer is gone."""
+
+    index: int
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSucceeded:
+    """One real token went through every stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """It did not."""
+
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSucceeded:
+    """The driver routes to the run from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The machine's own deadline has come."""
+
+
+Event = RunStarted | StageReported | StageFailed | ProbeSucceeded | ProbeFailed | PublishSucceeded | DeadlinePassed
+
+
+# --- effects ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class StartLoad:
+    """Ask the peer of stage ``index`` to load it."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartProbe:
+    """Ask the driver for one real token."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPublish:
+    """Ask the driver to announce the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportServing:
+    """The run serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Stop every stage; the run is over. ``index`` is the stage at fault, if one is."""
+
+    code: ErrorCode
+    text: str
+    index: int | None
+
+
+Effect = StartLoad | StartProbe | StartPublish | ReportServing | EndRun
+
+
+class RunMachine:
+    """One run over ``stage_count`` stages."""
+
+    def __init__(self, stage_count: int, policy: RunPolicy | None = None) -> None:
+        self._policy = policy or RunPolicy()
+        self._loading = stage_count - 1
+        self._phase = RunPhase.LOADING
+        self._deadline: Micros | None = None
+
+    @property
+    def phase(self) -> RunPhase:
+        """Where the run stands."""
+        return self._phase
+
+    def deadline(self) -> Micros | None:
+        """When ``DeadlinePassed`` is due."""
+        return self._deadline
+
+    def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
+        """The effects of one event; a run that is over has none."""
+        if self._phase is RunPhase.OVER:
+            return ()
+        match event:
+            case RunStarted():
+                return self._load(now)
+            case StageReported(index, state):
+                return self._on_report(index, state, now)
+            case StageFailed(index, code, text):
+                return self._end(code, text, index)
+            case ProbeSucceeded():
+                return self._on_probe(now)
+            case ProbeFailed(code, text):
+                return self._end(code, f"no token came through: {text}", None)
+            case PublishSucceeded():
+                return self._on_publish()
+            case DeadlinePassed():
+                return self._on_deadline(now)
+
+    def _load(self, now: Micros) -> tuple[Effect, ...]:
+        self._deadline = Micros(now + self._policy.progress_us)
+        return (StartLoad(self._loading),)
+
+    def _on_report(self, index: int, state: StageState, now: Micros) -> tuple[Effect, ...]:
+        if state in (StageState.FAILED, StageState.STOPPED):
+            return self._end(ErrorCode.PEER_LOST, f"stage {index} {state.value}", index)
+        if self._phase is not RunPhase.LOADING or index != self._loading:
+            return ()
+        self._deadline = Micros(now + self._policy.progress_us)
+        if state is not StageState.READY:
+            return ()
+        if self._loading > 0:
+            self._loading -= 1
+            return self._load(now)
+        self._phase = RunPhase.PROBING
+        self._deadline = Micros(now + self._policy.probe_us)
+        return (StartProbe(),)
+
+    def _on_probe(self, now: Micros) -> tuple[Effect, ...]:
+        if self._phase is not RunPhase.PROBING:
+            return ()
+        self._phase = RunPhase.PUBLISHING
+        self._deadline = Micros(now + self._policy.publish_us)
+        return (StartPublish(),)
+
+    def _on_publish(self) -> tuple[Effect, ...]:
+        if self._phase is not RunPhase.PUBLISHING:
+            return ()
+        self._phase = RunPhase.SERVING
+        self._deadline = None
+        return (ReportServing(),)
+
+    def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
+        if self._deadline is None or now < self._deadline:
+            return ()
+        index = self._loading if self._phase is RunPhase.LOADING else None
+        return self._end(ErrorCode.DEADLINE_EXCEEDED, f"no progress while {self._phase.value}", index)
+
+    def _end(self, code: ErrorCode, text: str, index: int | None) -> tuple[Effect, ...]:
+        self._phase = RunPhase.OVER
+        self._deadline = None
+        return (EndRun(code, text, index),)

@@ -1,0 +1,257 @@
+"""The driver's machine for one sequence: prompt in chunks under credit, then one token at a time, until an end.
+
+Owns the order of frames, credits, stops, limits and deadlines of the sequence. What stays elsewhere: frames as bytes
+(``wire.stage``), sampling (``core.sampling``, at the last stage), who may send frames (``node.stages``).
+
+Chunks lie on an absolute grid of ``chunk_tokens`` positions, so that a repeated prefill repeats its calls exactly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core.text import TextAssembler
+from p2pmesh.wire.generation import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPolicy:
+    """Bounds of one sequence, times in microseconds.
+
+    ``prefill_us_per_token`` and ``step_us`` are what the run measured (0: nothing yet). A wait may take
+    ``patience`` times the measured time, and never less than ``floor_us``.
+    """
+
+    chunk_tokens: int
+    credits: int
+    context_tokens: int
+    prefill_us_per_token: int = 0
+    step_us: int = 0
+    patience: int = 20
+    floor_us: int = 15_000_000
+    unmeasured_us_per_token: int = 250_000
+
+    def prefill_wait_us(self, tokens: int) -> int:
+        """Longest time without a credit or a token while ``tokens`` are on their way."""
+        per_token = self.patience * self.prefill_us_per_token or self.unmeasured_us_per_token
+        return max(self.floor_us, per_token * tokens)
+
+    def step_wait_us(self) -> int:
+        """Longest time for one decoded token."""
+        return max(self.floor_us, self.patience * self.step_us)
+
+
+# --- events -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The sequence has been admitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensArrived:
+    """The last stage sampled ``tokens`` for positions from ``position`` on."""
+
+    position: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreditArrived:
+    """The last stage has consumed the prompt up to ``position``."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailed:
+    """A stage, a stream or the engine gave the sequence up."""
+
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """The client is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The machine's own deadline has come."""
+
+
+Event = Begin | TokensArrived | CreditArrived | SequenceFailed | CancelRequested | DeadlinePassed
+
+
+# --- effects ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SendBegin:
+    """Take a lane at each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrefill:
+    """One chunk of the prompt; the last one is sampled."""
+
+    position: int
+    tokens: tuple[int, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendDecode:
+    """The token at ``position``, to be followed by a sampled one."""
+
+    position: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendEnd:
+    """Free the lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    """Drop what is queued and free the lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tokens and certain text for the ingress."""
+
+    tokens: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end; nothing follows."""
+
+    reason: FinishReason
+    text: str
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The end, as an error; nothing follows."""
+
+    code: ErrorCode
+    text: str
+
+
+Effect = SendBegin | SendPrefill | SendDecode | SendEnd | SendCancel | Emit | Finish | Fail
+
+
+class GenerationMachine:
+    """One sequence at its driver. Every admitted sequence ends with exactly one ``Finish`` or ``Fail``."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int | None,
+        end_tokens: frozenset[int],
+        assembler: TextAssembler,
+        policy: GenerationPolicy,
+    ) -> None:
+        if not prompt:
+            raise ValueError("a prompt holds at least one token")
+        self._prompt = tuple(prompt)
+        room = policy.context_tokens - len(self._prompt)
+        self._budget = room if max_tokens is None else min(room, max_tokens)
+        self._end_tokens = end_tokens
+        self._assembler = assembler
+        self._policy = policy
+        self._sent = 0
+        self._credited = 0
+        self._generated = 0
+        self._deadline: Micros | None = None
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end has been given out."""
+        return self._is_over
+
+    def deadline(self) -> Micros | None:
+        """When ``DeadlinePassed`` is due."""
+        return self._deadline
+
+    def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
+        """The effects of one event; after the end there are none."""
+        if self._is_over:
+            return ()
+        match event:
+            case Begin():
+                return (SendBegin(), *self._send_prompt(now))
+            case CreditArrived(position):
+                return self._on_credit(position, now)
+            case TokensArrived(position, tokens):
+                return self._on_tokens(position, tokens, now)
+            case SequenceFailed(code, text):
+                return self._end(SendCancel(), Fail(code, text))
+            case CancelRequested():
+                return self._end(SendCancel(), Fail(ErrorCode.CANCELLED, "the client went away"))
+            case DeadlinePassed():
+                return self._on_deadline(now)
+
+    def _send_prompt(self, now: Micros) -> tuple[Effect, ...]:
+        effects: list[Effect] = []
+        chunk = self._policy.chunk_tokens
+        window_end = self._credited + self._policy.credits * chunk
+        while self._sent < len(self._prompt) and self._sent < window_end:
+            end = min(self._sent + chunk, len(self._prompt))
+            effects.append(SendPrefill(self._sent, self._prompt[self._sent : end], end == len(self._prompt)))
+            self._sent = end
+        self._wait(now, self._policy.prefill_wait_us(self._sent - self._credited))
+        return tuple(effects)
+
+    def _on_credit(self, position: int, now: Micros) -> tuple[Effect, ...]:
+        if not self._credited < position <= self._sent or (
+            position % self._policy.chunk_tokens and position != len(self._prompt)
+        ):
+            return self._broken(f"a credit for position {position}; {self._credited} to {self._sent} are open")
+        self._credited = position
+        return self._send_prompt(now)
+
+    def _on_tokens(self, position: int, tokens: tuple[int, ...], now: Micros) -> tuple[Effect, ...]:
+        if self._sent < len(self._prompt) or position != len(self._prompt) + self._generated or len(tokens) != 1:
+            return self._broken(f"{len(tokens)} tokens for position {position}, which was not asked for")
+        token = tokens[0]
+        self._generated += 1
+        if token in self._end_tokens:
+            return self._finish(FinishReason.STOP, tokens, "")
+        step = self._assembler.add(token)
+        if step.is_stopped:
+            return self._finish(FinishReason.STOP, tokens, step.text, is_text_over=True)
+        if self._generated >= self._budget:
+            return self._finish(FinishReason.LENGTH, tokens, step.text)
+        self._wait(now, self._policy.step_wait_us())
+        return (SendDecode(position, token), Emit(tokens, step.text))
+
+    def _finish(
+        self, reason: FinishReason, tokens: tuple[int, ...], text: str, *, is_text_over: bool = False
+    ) -> tuple[Effect, ...]:
+        rest = "" if is_text_over else self._assembler.finish().text
+        return self._end(SendEnd(), Emit(tokens, text), Finish(reason, rest, self._generated))
+
+    def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
+        if self._deadline is None or now < self._deadline:
+            return ()
+        what = "the prompt" if self._generated == 0 else f"token {self._generated + 1}"
+        return self._end(
+            SendCancel(), Fail(ErrorCode.DEADLINE_EXCEEDED, f"the stages did not answer in time for {what}")
+        )
+
+    def _broken(self, text: str) -> tuple[Effect, ...]:
+        return self._end(SendCancel(), Fail(ErrorCode.FRAME_POSITION_INVALID, f"the last stage sent {text}"))
+
+    def _wait(self, now: Micros, at_most_us: int) -> None:
+        self._deadline = Micros(now + at_most_us)
+
+    def _end(self, *effects: Effect) -> tuple[Effect, ...]:
+        self._is_over = True
+        self._deadline = None
+        return effects

@@ -1,0 +1,38 @@
+"""Which peer drives a request: a total function of what is announced.
+
+This node before others; otherwise rendezvous hashing over the drivers of the model, so that equal keys meet equal
+drivers without state. Health, affinity and speed have their room here and are not weighed yet.
+"""
+
+import hashlib
+from collections.abc import Iterable
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.wire.announcement import Announcement, ServedModel
+
+
+def served_models(announcements: Iterable[Announcement]) -> dict[str, ServedModel]:
+    """One entry a model name, sorted by name; the first announcement of a name gives its facts."""
+    found: dict[str, ServedModel] = {}
+    for announcement in announcements:
+        for model in announcement.models:
+            found.setdefault(model.name, model)
+    return dict(sorted(found.items()))
+
+
+def choose_driver(
+    model: str, key: bytes, own_peer: PeerId, own_models: frozenset[str], announcements: Iterable[Announcement]
+) -> PeerId | None:
+    """The peer that drives ``model`` for requests with this ``key``; None if nobody does."""
+    if model in own_models:
+        return own_peer
+    drivers = sorted(
+        PeerId(announcement.peer_id)
+        for announcement in announcements
+        if any(served.name == model for served in announcement.models)
+    )
+    return max(drivers, key=lambda peer: (_weight(key, peer), peer), default=None)
+
+
+def _weight(key: bytes, peer: PeerId) -> bytes:
+    return hashlib.blake2b(peer.encode(), key=key[:64], digest_size=16).digest()
