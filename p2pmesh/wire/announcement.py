@@ -1,10 +1,10 @@
 """Announcements: what a peer says of itself, signed, with incarnation and expiry; gossiped and exchanged at hello."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.ids import MeshId, is_digest, is_mesh_id, is_peer_id
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from p2pmesh.base.ids import MeshId, PeerId, is_digest, is_mesh_id, is_peer_id
 from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
@@ -12,7 +12,19 @@ from p2pmesh.base.limits import (
     MAX_ANNOUNCEMENT_BYTES,
     MAX_NAME_BYTES,
 )
-from p2pmesh.wire.schema import Bytes, Integer, ListOf, Record, Text, declared, from_map, pack, to_map, unpack
+from p2pmesh.wire.schema import (
+    Bytes,
+    Integer,
+    ListOf,
+    Record,
+    Text,
+    checked_map,
+    declared,
+    from_map,
+    is_line,
+    pack,
+    unpack,
+)
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 DOMAIN = b"p2pmesh-announcement-v1"
@@ -20,6 +32,7 @@ LIFE_MS = 90_000
 REPEAT_MS = 20_000
 
 _TIME = Integer(0, 2**53)
+_NAME = Text(MAX_NAME_BYTES, is_line)
 PEER_ID_SHAPE = Text(128, is_peer_id)
 
 
@@ -32,7 +45,7 @@ def topic_of(mesh_id: MeshId) -> str:
 class ServedModel:
     """A model that the announcing peer drives and that can be routed to it now."""
 
-    name: str = declared(Text(MAX_NAME_BYTES))
+    name: str = declared(_NAME)
     digest: str = declared(Text(64, is_digest))
     run_id: bytes = declared(Bytes(16, 16))
     stage_count: int = declared(Integer(1, 64))
@@ -45,12 +58,12 @@ class Announcement:
 
     peer_id: str = declared(PEER_ID_SHAPE)
     mesh_id: str = declared(Text(32, is_mesh_id))
-    name: str = declared(Text(MAX_NAME_BYTES))
-    version: str = declared(Text(64))
+    name: str = declared(_NAME)
+    version: str = declared(Text(64, is_line))
     incarnation: int = declared(_TIME)
     sequence: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)
-    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES), MAX_ADDRESSES))
+    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES))
     memory_bytes: int = declared(Integer(0, 2**53))
     free_bytes: int = declared(Integer(0, 2**53))
     models: tuple[ServedModel, ...] = declared(ListOf(Record(ServedModel), MAX_ANNOUNCED_MODELS))
@@ -62,11 +75,16 @@ class Announcement:
 
 
 def encode_announcement(announcement: Announcement, public_key: bytes, sign: Sign) -> bytes:
-    """Signed bytes."""
-    return seal(DOMAIN, pack(to_map(announcement)), public_key, sign)
+    """Signed bytes. ``LocalProtocolError`` where no reader would take them: announce fewer models or addresses."""
+    sealed = seal(DOMAIN, pack(checked_map(announcement)), public_key, sign)
+    if len(sealed) > MAX_ANNOUNCEMENT_BYTES:
+        raise LocalProtocolError(
+            ErrorCode.MESSAGE_TOO_LARGE, f"an announcement of {len(sealed)} bytes; allowed are {MAX_ANNOUNCEMENT_BYTES}"
+        )
+    return sealed
 
 
-def decode_announcement(data: bytes, verify: Verify, peer_id_of: Any) -> Announcement:
+def decode_announcement(data: bytes, verify: Verify, peer_id_of: Callable[[bytes], PeerId]) -> Announcement:
     """A checked announcement (but for its time): signed by the very peer that it speaks of."""
     if len(data) > MAX_ANNOUNCEMENT_BYTES:
         raise RemoteProtocolError(ErrorCode.MESSAGE_TOO_LARGE, f"an announcement of {len(data)} bytes")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.ids import ID_BYTES, is_digest, is_mesh_id
+from p2pmesh.base.ids import ID_BYTES, LayerRange, is_digest, is_mesh_id, ranges_tile
 from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
@@ -23,37 +23,40 @@ from p2pmesh.base.limits import (
     MAX_LANES,
     MAX_LAYERS,
     MAX_NAME_BYTES,
+    MAX_PROMPT_TOKENS,
     MAX_REASON_BYTES,
+    MAX_SEQUENCE,
     MAX_STAGES,
     MAX_STOP_BYTES,
     MAX_STOP_SEQUENCES,
     MAX_TEXT_BYTES,
+    MAX_VARINT_BYTES,
 )
 from p2pmesh.wire.announcement import PEER_ID_SHAPE
 from p2pmesh.wire.generation import MAX_SEED
 from p2pmesh.wire.schema import (
     Bytes,
     Integer,
+    Line,
     ListOf,
     Optional,
     Real,
     Record,
     Text,
+    checked_map,
     declared,
     from_map,
+    is_line,
     malformed,
     pack,
-    to_map,
     unpack,
 )
 
 _ID = Bytes(ID_BYTES, ID_BYTES)
 _DIGEST = Text(64, is_digest)
-_NAME = Text(MAX_NAME_BYTES)
+_NAME = Text(MAX_NAME_BYTES, is_line)
 _TOKEN = Integer(0, 2**31 - 1)
 _ANNOUNCEMENT = Bytes(1, MAX_ANNOUNCEMENT_BYTES)
-MAX_PROMPT_TOKENS = 262_144
-MAX_VARINT_BYTES = 4
 
 
 # --- admission ---------------------------------------------------------------
@@ -83,7 +86,7 @@ class Refusal:
     """Any request's refusal: an ``ErrorCode`` (a code the reader does not know reads as internal) and a line."""
 
     code: str = declared(Text(64))
-    message: str = declared(Text(MAX_REASON_BYTES))
+    message: str = declared(Line(MAX_REASON_BYTES))
 
 
 # --- stages ------------------------------------------------------------------
@@ -94,7 +97,11 @@ class StageEntry:
     peer_id: str = declared(PEER_ID_SHAPE)
     layer_start: int = declared(Integer(0, MAX_LAYERS))
     layer_end: int = declared(Integer(1, MAX_LAYERS))
-    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES), MAX_ADDRESSES))
+    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES))
+
+    def __post_init__(self) -> None:
+        if self.layer_start >= self.layer_end:
+            raise malformed("stage", f"layers [{self.layer_start}, {self.layer_end}) are none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,14 @@ class LoadStage:
     context_tokens: int = declared(Integer(16, 2**24))
     lanes: int = declared(Integer(1, MAX_LANES))
     wire_dtype: int = declared(Integer(1, 2))
+
+    def __post_init__(self) -> None:
+        if self.index >= len(self.stages):
+            raise malformed("load_stage", f"index {self.index} of {len(self.stages)} stages")
+        if not ranges_tile(tuple(LayerRange(s.layer_start, s.layer_end) for s in self.stages), self.layer_count):
+            raise malformed("load_stage", f"the stages do not cover layers [0, {self.layer_count}) once each")
+        if len({s.peer_id for s in self.stages}) < len(self.stages):
+            raise malformed("load_stage", "a peer holds two stages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +222,7 @@ class Generate:
     tokens: tuple[int, ...] | None = declared(Optional(ListOf(_TOKEN, MAX_PROMPT_TOKENS)), None)
     stop: tuple[str, ...] = declared(ListOf(Text(MAX_STOP_BYTES), MAX_STOP_SEQUENCES), ())
     max_tokens: int | None = declared(Optional(Integer(1, 2**31 - 1)), None)
-    sequence: int = declared(Integer(0, 127), 0)
+    sequence: int = declared(Integer(0, MAX_SEQUENCE), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +278,12 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 
 def encode_control(message: Any) -> bytes:
-    """A message with its length prefix."""
-    body = pack({"kind": _KIND_OF[type(message)], **to_map(message)})
+    """A message with its length prefix.
+
+    ``MESSAGE_TOO_LARGE`` can be a client's doing (a long conversation), so it is no ``LocalProtocolError``; a field
+    beyond its own limit is one.
+    """
+    body = pack({"kind": _KIND_OF[type(message)], **checked_map(message)})
     if len(body) > MAX_CONTROL_MESSAGE_BYTES:
         raise RemoteProtocolError(
             ErrorCode.MESSAGE_TOO_LARGE,

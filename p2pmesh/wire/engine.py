@@ -12,8 +12,10 @@ import msgpack
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.limits import MAX_ENGINE_MESSAGE_BYTES
+from p2pmesh.wire.schema import unpack
 
 LENGTH_BYTES = 4
+MAX_ENGINE_VALUES = 2**21  # the pieces of a vocabulary are one list
 
 
 class EngineKind(IntEnum):
@@ -49,6 +51,8 @@ def decode_length(prefix: bytes) -> int:
 def decode_kind(message: bytes | memoryview) -> tuple[EngineKind, memoryview]:
     """Kind and payload of a message without its prefix."""
     view = memoryview(message)
+    if not len(view):
+        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "an engine message without a kind")
     try:
         return EngineKind(view[0]), view[1:]
     except ValueError:
@@ -57,10 +61,7 @@ def decode_kind(message: bytes | memoryview) -> tuple[EngineKind, memoryview]:
 
 def decode_fields(payload: memoryview) -> dict[str, Any]:
     """The map of a msgpack message."""
-    try:
-        fields = msgpack.unpackb(payload, strict_map_key=True, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, f"an engine message: {error}") from None
+    fields = unpack(payload, "an engine message", MAX_ENGINE_VALUES)
     if not isinstance(fields, dict):
         raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "an engine message that is no map")
     return fields

@@ -9,11 +9,11 @@ import binascii
 import re
 from dataclasses import dataclass
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, is_mesh_id, mesh_id_of_founder
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_BYTES
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.wire.schema import Bytes, Integer, ListOf, Text, declared, from_map, pack, to_map, unpack
+from p2pmesh.wire.schema import Bytes, Integer, ListOf, Text, checked_map, declared, from_map, is_line, pack, unpack
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 PREFIX = "p2pmesh1-"
@@ -30,16 +30,20 @@ class Invite:
     """What an invite says: which overlay, where to dial, and until when."""
 
     mesh_id: str = declared(Text(32, is_mesh_id))
-    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES), MAX_ADDRESSES))
+    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES))
     issued_unix_ms: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)
     nonce: bytes = declared(Bytes(16, 16))
 
 
 def encode_invite(invite: Invite, public_key: bytes, sign: Sign) -> str:
-    """The line that a person copies."""
-    sealed = seal(DOMAIN, pack(to_map(invite)), public_key, sign)
-    return PREFIX + base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+    """The line that a person copies. ``LocalProtocolError`` where no reader would take it: give fewer addresses."""
+    line = PREFIX + _armour(seal(DOMAIN, pack(checked_map(invite)), public_key, sign))
+    if len(line) > MAX_INVITE_BYTES:
+        raise LocalProtocolError(
+            ErrorCode.MESSAGE_TOO_LARGE, f"an invite of {len(line)} bytes; allowed are {MAX_INVITE_BYTES}"
+        )
+    return line
 
 
 def decode_invite(text: str, verify: Verify) -> Invite:
@@ -50,11 +54,14 @@ def decode_invite(text: str, verify: Verify) -> Invite:
     body = text.strip()
     if not body.startswith(PREFIX):
         raise _malformed(f"it does not start with {PREFIX}")
+    too_long = len(body) > MAX_INVITE_BYTES
     body = body[len(PREFIX) :]
-    if len(body) > MAX_INVITE_BYTES or not _BODY.match(body):
+    if too_long or not _BODY.match(body):
         raise _malformed("it is cut, too long, or holds characters that no invite has")
     try:
         sealed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+        if _armour(sealed) != body:
+            raise _malformed("its last character is wrong")
         envelope = unseal(DOMAIN, sealed, verify)
         invite = from_map(Invite, unpack(envelope.payload, "invite"), "invite")
     except (binascii.Error, RemoteProtocolError) as error:
@@ -76,6 +83,10 @@ def check_invite_time(invite: Invite, now: UnixMillis) -> None:
 def mesh_of(invite: Invite) -> MeshId:
     """The mesh id with its type."""
     return MeshId(invite.mesh_id)
+
+
+def _armour(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
 
 
 def _malformed(reason: str) -> RemoteProtocolError:

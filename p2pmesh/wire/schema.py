@@ -2,21 +2,27 @@
 
 A record is a frozen dataclass whose fields carry a ``Shape`` as metadata (``declared``). Decoding builds the record or
 raises ``RemoteProtocolError(MESSAGE_MALFORMED)`` that names the field; unknown fields are left out. The reader and the
-writer share one declaration, so they cannot drift apart.
+writer share one declaration, so they cannot drift apart: ``checked_map`` refuses to write what no reader would take.
+Bytes to plain values, and their bounds, are ``wire.values``'.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgpack
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from p2pmesh.base.limits import MAX_MESSAGE_VALUES
+from p2pmesh.wire.values import unpack_value
 
 T = TypeVar("T")
 _SHAPE = "shape"
 _ABSENT = object()
+# C0 and C1 controls, line separators, and the marks that reorder text: they would forge log lines and terminal output.
+_NOT_IN_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class Shape(Protocol):
@@ -34,6 +40,17 @@ def malformed(where: str, problem: str) -> RemoteProtocolError:
     return RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, f"{where}: {problem}")
 
 
+def is_line(text: str) -> bool:
+    """Whether text can be shown in one line as it is: no control characters, no marks that reorder it."""
+    return _NOT_IN_A_LINE.search(text) is None
+
+
+def as_line(text: str, max_bytes: int) -> str:
+    """``text`` made fit for a line of at most ``max_bytes`` of UTF-8, cut between characters."""
+    shown = _NOT_IN_A_LINE.sub(" ", text).encode("utf-8", "replace")
+    return shown[:max_bytes].decode("utf-8", "ignore")
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """UTF-8 text of at most ``max_bytes``, optionally with a rule of its own."""
@@ -47,11 +64,28 @@ class Text:
     def decode(self, value: Any, where: str) -> str:
         if not isinstance(value, str):
             raise malformed(where, f"text expected, not {type(value).__name__}")
-        if len(value.encode("utf-8", "surrogatepass")) > self.max_bytes:
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:  # a lone surrogate: only a writer of ours can hold one
+            raise malformed(where, "text that has no UTF-8 form") from None
+        if size > self.max_bytes:
             raise malformed(where, f"longer than {self.max_bytes} bytes")
         if self.rule is not None and not self.rule(value):
             raise malformed(where, "not of the right form")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line for a person, of at most ``max_bytes``: cut and cleaned by the writer, cleaned again by the reader."""
+
+    max_bytes: int
+
+    def encode(self, value: Any) -> Any:
+        return as_line(str(value), self.max_bytes)
+
+    def decode(self, value: Any, where: str) -> str:
+        return as_line(Text(self.max_bytes).decode(value, where), self.max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +123,12 @@ class Integer:
             raise malformed(where, f"{value} is not in {self.lowest} to {self.highest}")
         return value
 
+    def fits_all(self, values: list[Any]) -> bool:
+        """``decode`` of every item at once, for lists of hundreds of thousands."""
+        return not values or (
+            set(map(type, values)) == {int} and min(values) >= self.lowest and max(values) <= self.highest
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Real:
@@ -121,6 +161,8 @@ class ListOf:
             raise malformed(where, f"a list expected, not {type(value).__name__}")
         if len(value) > self.max_items:
             raise malformed(where, f"{len(value)} items; allowed are {self.max_items}")
+        if isinstance(self.item, Integer) and self.item.fits_all(value):
+            return tuple(value)
         return tuple(self.item.decode(item, f"{where}[{index}]") for index, item in enumerate(value))
 
 
@@ -162,6 +204,16 @@ def to_map(record: Any) -> dict[str, Any]:
     return {f.name: f.metadata[_SHAPE].encode(getattr(record, f.name)) for f in fields(record)}
 
 
+def checked_map(record: Any) -> dict[str, Any]:
+    """``to_map`` of a record that every reader will take; else ``LocalProtocolError``, which is a bug of the caller."""
+    plain = to_map(record)
+    try:
+        from_map(type(record), plain, type(record).__name__)
+    except RemoteProtocolError as error:
+        raise LocalProtocolError(error.code, f"not sent: {error.message}") from None
+    return plain
+
+
 def from_map(cls: type[T], value: Any, where: str) -> T:
     """The record of a decoded map."""
     if not isinstance(value, dict):
@@ -176,11 +228,11 @@ def from_map(cls: type[T], value: Any, where: str) -> T:
     return cls(**arguments)
 
 
-def unpack(data: bytes | memoryview, where: str) -> Any:
-    """One msgpack value that fills ``data`` exactly; no extension types, no deep nesting (msgpack caps it)."""
+def unpack(data: bytes | memoryview, where: str, max_values: int = MAX_MESSAGE_VALUES) -> Any:
+    """One msgpack value that fills ``data`` exactly, bounded in depth and number; no extension types."""
     try:
-        return msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        return unpack_value(data, max_values)
+    except ValueError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise malformed(where, f"no msgpack value ({reason[:80]})") from None
 

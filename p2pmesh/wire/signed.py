@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.wire.schema import Bytes, declared, from_map, pack, to_map, unpack
+from p2pmesh.wire.schema import Bytes, checked_map, declared, from_map, pack, unpack
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[bytes, bytes, bytes], bool]
@@ -29,7 +29,7 @@ class Envelope:
 
 def seal(domain: bytes, payload: bytes, public_key: bytes, sign: Sign) -> bytes:
     """The envelope's bytes."""
-    return pack(to_map(Envelope(payload, public_key, sign(_message(domain, payload)))))
+    return pack(checked_map(Envelope(payload, public_key, sign(_message(domain, payload)))))
 
 
 def unseal(domain: bytes, data: bytes, verify: Verify) -> Envelope:

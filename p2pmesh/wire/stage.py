@@ -15,15 +15,18 @@ from enum import IntEnum, IntFlag
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES
 from p2pmesh.base.limits import (
     MAX_BEGIN_BODY_BYTES,
     MAX_ERROR_TEXT_BYTES,
     MAX_HIDDEN_SIZE,
+    MAX_SEQUENCE,
     MAX_STAGE_BODY_BYTES,
+    MAX_STAGES,
     MAX_TOKENS_PER_FRAME,
 )
+from p2pmesh.wire.schema import as_line
 
 VERSION = 2
 
@@ -70,10 +73,15 @@ ELEMENT_BYTES = {WireDtype.NONE: 0, WireDtype.F32: 4, WireDtype.F16: 2}
 _ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
 _WITH_TOKENS = (*_ROWS, FrameKind.TOKEN)
 _FLAGS_ALLOWED = {
-    FrameKind.PREFILL: FrameFlag.SAMPLE | FrameFlag.WIDENED,
-    FrameKind.DECODE: FrameFlag.WIDENED,
+    FrameKind.PREFILL: int(FrameFlag.SAMPLE | FrameFlag.WIDENED),
+    FrameKind.DECODE: int(FrameFlag.WIDENED),
 }
+_BODY_CAPS = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
 _ZERO_ID = bytes(ID_BYTES)
+# Calling an enum class costs several times a table; these three stand in the path of every decoded token.
+_KINDS = {int(kind): kind for kind in FrameKind}
+_DTYPES = {int(dtype): dtype for dtype in WireDtype}
+_FLAGS = {flags: FrameFlag(flags) for flags in range(4)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,16 @@ class StageFrame:
 
 
 def encode_frame(frame: StageFrame) -> bytes:
-    """The frame with its length prefix, ready for a stream."""
+    """The frame with its length prefix, ready for a stream. ``LocalProtocolError`` if a field has no place in it."""
+    if len(frame.request_id) != ID_BYTES or len(frame.run_id) != ID_BYTES:  # struct would pad or cut it unsaid
+        raise LocalProtocolError(ErrorCode.FRAME_VALUE_INVALID, f"an id of a frame is not {ID_BYTES} bytes")
+    try:
+        return _encoded(frame)
+    except (struct.error, OverflowError) as error:
+        raise LocalProtocolError(ErrorCode.FRAME_VALUE_INVALID, f"a frame cannot be written: {error}") from None
+
+
+def _encoded(frame: StageFrame) -> bytes:
     token_bytes = np.asarray(frame.tokens, dtype="<i4").tobytes() if frame.tokens else b""
     length = HEADER_BYTES + len(token_bytes) + len(frame.body)
     header = _HEADER.pack(
@@ -138,10 +155,9 @@ def decode_frame(data: bytes | memoryview) -> StageFrame:
         raise _broken(ErrorCode.FRAME_VERSION_UNSUPPORTED, f"frame version {version}, not {VERSION}")
     frame_kind = _checked_kind(kind)
     frame_flags = _checked_flags(frame_kind, flags, reserved)
-    frame_dtype = _checked_dtype(frame_kind, dtype)
+    frame_dtype = _checked_dtype(frame_kind, dtype, frame_flags)
     _check_count(frame_kind, count)
-    if position > MAX_POSITION or position + count > MAX_POSITION:
-        raise _broken(ErrorCode.FRAME_POSITION_INVALID, f"position {position} with {count} tokens")
+    _check_place(frame_kind, sequence, position, count)
     tokens_end = HEADER_BYTES + 4 * count
     _check_length(frame_kind, frame_dtype, count, hidden_size, len(view) - tokens_end)
     tokens: tuple[int, ...] = ()
@@ -160,26 +176,27 @@ def _broken(code: ErrorCode, text: str) -> RemoteProtocolError:
 
 
 def _checked_kind(kind: int) -> FrameKind:
-    try:
-        return FrameKind(kind)
-    except ValueError:
-        raise _broken(ErrorCode.FRAME_KIND_UNKNOWN, f"frame kind {kind}") from None
+    frame_kind = _KINDS.get(kind)
+    if frame_kind is None:
+        raise _broken(ErrorCode.FRAME_KIND_UNKNOWN, f"frame kind {kind}")
+    return frame_kind
 
 
 def _checked_flags(kind: FrameKind, flags: int, reserved: int) -> FrameFlag:
-    allowed = _FLAGS_ALLOWED.get(kind, FrameFlag.NONE)
+    allowed = _FLAGS_ALLOWED.get(kind, 0)
     if flags & ~allowed or reserved:
         raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"flags {flags:#x} (reserved {reserved:#x}) on {kind.name}")
-    return FrameFlag(flags)
+    return _FLAGS[flags]
 
 
-def _checked_dtype(kind: FrameKind, dtype: int) -> WireDtype:
-    try:
-        wire_dtype = WireDtype(dtype)
-    except ValueError:
-        raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {dtype}") from None
+def _checked_dtype(kind: FrameKind, dtype: int, flags: FrameFlag) -> WireDtype:
+    wire_dtype = _DTYPES.get(dtype)
+    if wire_dtype is None:
+        raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {dtype}")
     if wire_dtype is not WireDtype.NONE and kind not in _ROWS:
         raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {wire_dtype.name} on {kind.name}")
+    if flags & FrameFlag.WIDENED and wire_dtype is not WireDtype.F32:
+        raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"WIDENED on wire dtype {wire_dtype.name}")
     return wire_dtype
 
 
@@ -189,6 +206,15 @@ def _check_count(kind: FrameKind, count: int) -> None:
         raise _broken(ErrorCode.FRAME_COUNT_INVALID, f"{count} tokens in {kind.name}; allowed {lowest} to {highest}")
 
 
+def _check_place(kind: FrameKind, sequence: int, position: int, count: int) -> None:
+    """OPEN's position is a stage index; everywhere else the rows end at or before ``MAX_POSITION``."""
+    highest = MAX_STAGES - 1 if kind is FrameKind.OPEN else MAX_POSITION - count
+    if position > highest:
+        raise _broken(ErrorCode.FRAME_POSITION_INVALID, f"position {position} with {count} tokens in {kind.name}")
+    if sequence > MAX_SEQUENCE:
+        raise _broken(ErrorCode.FRAME_VALUE_INVALID, f"sequence {sequence}; allowed 0 to {MAX_SEQUENCE}")
+
+
 def _check_length(kind: FrameKind, dtype: WireDtype, count: int, hidden_size: int, body_bytes: int) -> None:
     """The body's length follows from the header for rows, and has a cap for the others."""
     if dtype is WireDtype.NONE:
@@ -196,13 +222,15 @@ def _check_length(kind: FrameKind, dtype: WireDtype, count: int, hidden_size: in
             raise _broken(ErrorCode.FRAME_COUNT_INVALID, f"hidden size {hidden_size} without an activation")
     elif not 1 <= hidden_size <= MAX_HIDDEN_SIZE:
         raise _broken(ErrorCode.FRAME_COUNT_INVALID, f"hidden size {hidden_size}")
-    caps = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
-    exact = count * hidden_size * ELEMENT_BYTES[dtype] if kind in _ROWS else 0
-    wrong = body_bytes > caps[kind] or body_bytes < 0 if kind in caps else body_bytes != exact
-    if wrong or exact > MAX_STAGE_BODY_BYTES:
+    cap = _BODY_CAPS.get(kind)
+    if cap is not None:
+        if not 0 <= body_bytes <= cap:
+            raise _broken(ErrorCode.FRAME_LENGTH_INVALID, f"{body_bytes} body bytes in {kind.name}; allowed {cap}")
+        return
+    exact = count * hidden_size * ELEMENT_BYTES[dtype]
+    if body_bytes != exact or exact > MAX_STAGE_BODY_BYTES:
         raise _broken(
-            ErrorCode.FRAME_LENGTH_INVALID,
-            f"{body_bytes} body bytes in {kind.name}; the header means {exact}",
+            ErrorCode.FRAME_LENGTH_INVALID, f"{body_bytes} body bytes in {kind.name}; the header means {exact}"
         )
 
 
@@ -212,6 +240,7 @@ def encode_activation(rows: NDArray[np.float32], dtype: WireDtype) -> tuple[byte
     Never emits an infinity: rows that do not fit f16 travel as f32 and the flag says so. A non-finite input is a
     broken engine and raises ``ValueError``.
     """
+    rows = rows.astype("<f4", copy=False)
     if not bool(np.isfinite(rows).all()):
         raise ValueError("an activation holds a NaN or an infinity")
     if dtype is WireDtype.F16:
@@ -219,12 +248,14 @@ def encode_activation(rows: NDArray[np.float32], dtype: WireDtype) -> tuple[byte
             narrow = rows.astype("<f2")
         if bool(np.isfinite(narrow).all()):
             return narrow.tobytes(), WireDtype.F16, FrameFlag.NONE
-        return rows.astype("<f4", copy=False).tobytes(), WireDtype.F32, FrameFlag.WIDENED
-    return rows.astype("<f4", copy=False).tobytes(), WireDtype.F32, FrameFlag.NONE
+        return rows.tobytes(), WireDtype.F32, FrameFlag.WIDENED
+    return rows.tobytes(), WireDtype.F32, FrameFlag.NONE
 
 
 def decode_activation(frame: StageFrame) -> NDArray[np.float32]:
-    """Rows of a frame, shape ``(tokens, hidden_size)``, float32; raises on a NaN or an infinity."""
+    """Rows of a frame, shape ``(tokens, hidden_size)``, float32; raises on a NaN, an infinity or no activation."""
+    if frame.dtype is WireDtype.NONE:
+        raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"{frame.kind.name} without an activation")
     element = "<f4" if frame.dtype is WireDtype.F32 else "<f2"
     flat = np.frombuffer(frame.body, dtype=element).astype(np.float32, copy=False)
     if not bool(np.isfinite(flat).all()):
@@ -239,14 +270,16 @@ def is_zero_id(identifier: bytes) -> bool:
 
 def error_frame(cause: StageFrame, code: ErrorCode, text: str) -> StageFrame:
     """The ERROR that answers ``cause``."""
-    body = (code.value + "\0" + text).encode()[:MAX_ERROR_TEXT_BYTES]
+    head = code.value + "\0"
+    body = (head + as_line(text, MAX_ERROR_TEXT_BYTES - len(head))).encode()
     return StageFrame(FrameKind.ERROR, cause.request_id, cause.run_id, cause.sequence, body=body)
 
 
 def decode_error(frame: StageFrame) -> tuple[ErrorCode, str]:
-    """Code and text of an ERROR frame; a code we do not know reads as ``internal``."""
-    raw_code, _, text = bytes(frame.body).decode("utf-8", "replace").partition("\0")
+    """Code and text of an ERROR frame, the text fit for one line; a code we do not know reads as ``internal``."""
+    raw_code, _, raw_text = bytes(frame.body).decode("utf-8", "replace").partition("\0")
+    text = as_line(raw_text, MAX_ERROR_TEXT_BYTES)
     try:
         return ErrorCode(raw_code), text
     except ValueError:
-        return ErrorCode.INTERNAL, f"{raw_code}: {text}"
+        return ErrorCode.INTERNAL, as_line(f"{raw_code}: {text}", MAX_ERROR_TEXT_BYTES)
