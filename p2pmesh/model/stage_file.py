@@ -1,0 +1,289 @@
+"""A stage GGUF: the file that holds one layer range of a model and loads in a stock llama.cpp.
+
+Pure: ``plan_stage_file`` says which bytes the file consists of, most of them copied from the model; whoever writes it
+streams them. The same model and range give the same bytes on every machine, hence the same digest.
+
+What a stage holds:
+- its layers, renumbered from 0, with ``<arch>.block_count`` and every per-layer array cut to them;
+- the first stage the token embedding, the last one the output head, both the tokenizer;
+- a middle stage an empty vocabulary of 32 tokens, because llama.cpp wants one;
+- provenance under ``p2pmesh.layers.*``.
+
+The last stage of a model with an output head of its own stores that head *as* the token embedding and ties the output
+to it: llama.cpp insists on an embedding of the vocabulary's size, and the stage never looks a token up.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.model import families
+from p2pmesh.model.gguf import (
+    MAGIC,
+    SCALAR_FORMATS,
+    GgufIndex,
+    MetadataValue,
+    Span,
+    TensorEntry,
+    ValueType,
+    layer_of_tensor,
+    padded,
+)
+from p2pmesh.model.tensor_types import F32
+
+STAGE_FORMAT = 1
+"""Raised whenever the bytes of a stage file change; part of every cache key."""
+
+PROVENANCE_START = "p2pmesh.layers.start"
+PROVENANCE_END = "p2pmesh.layers.end"
+PROVENANCE_COUNT = "p2pmesh.layers.count"
+PROVENANCE_FORMAT = "p2pmesh.stage_format"
+
+EMPTY_VOCABULARY_TOKENS = 32
+_VERSION = 3
+_TOKEN_EMBEDDING = "token_embd.weight"
+_OUTPUT = "output.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that the plan itself holds."""
+
+    data: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Length."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes copied from the model's file."""
+
+    span: Span
+
+    @property
+    def size_bytes(self) -> int:
+        """Length."""
+        return self.span.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Zero bytes."""
+
+    size_bytes: int
+
+
+Segment = Literal | Copy | Zeros
+
+
+@dataclass(frozen=True, slots=True)
+class StageFilePlan:
+    """The file as segments in order; ``header_bytes`` of them come before the tensor data."""
+
+    layers: LayerRange
+    layer_count: int
+    segments: tuple[Segment, ...]
+    header_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _StageTensor:
+    """A tensor of the stage; ``source`` is ``None`` for zeros."""
+
+    name: str
+    shape: tuple[int, ...]
+    ggml_type: int
+    size_bytes: int
+    source: Span | None
+
+
+def plan_stage_file(index: GgufIndex, layers: LayerRange) -> StageFilePlan:
+    """The stage GGUF of ``layers``.
+
+    The whole range is a stage file too (with provenance); a caller that can use the model itself should.
+    Raises ``ConfigError``: ``ARCHITECTURE_UNSUPPORTED``, ``CUT_UNSUPPORTED``.
+    """
+    families.family_of(index)
+    families.check_range(index, layers)
+    tensors = tuple(_stage_tensors(index, layers))
+    records = tuple(_metadata_records(index, layers))
+    head = Literal(MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(records)))
+    directory = Literal(_directory(tensors, index.alignment))
+    header = [head, *records, directory]
+    unpadded = sum(segment.size_bytes for segment in header)
+    header_bytes = padded(unpadded, index.alignment)
+    segments = _merge([*header, Zeros(header_bytes - unpadded), *_data(tensors, index.alignment)])
+    size_bytes = sum(segment.size_bytes for segment in segments)
+    return StageFilePlan(layers, index.layer_count, segments, header_bytes, size_bytes)
+
+
+# --- tensors
+
+
+def _stage_tensors(index: GgufIndex, layers: LayerRange) -> Iterator[_StageTensor]:
+    is_last = layers.is_last(index.layer_count)
+    has_vocabulary = layers.is_first() or is_last
+    if not has_vocabulary:
+        yield _empty_embedding(index.hidden_size)
+    is_untied = index.find_tensor(_OUTPUT) is not None
+    for tensor in index.tensors:
+        name = _stage_name(tensor, layers, is_last=is_last, is_untied=is_untied)
+        if name is not None:
+            span = Span(tensor.offset, tensor.size_bytes)
+            yield _StageTensor(name, tensor.shape, tensor.ggml_type, tensor.size_bytes, span)
+
+
+def _stage_name(tensor: TensorEntry, layers: LayerRange, *, is_last: bool, is_untied: bool) -> str | None:
+    """What the tensor is called in the stage; ``None`` if the stage does not hold it."""
+    parts = layer_of_tensor(tensor.name)
+    if parts is not None:
+        number, rest = parts
+        return f"blk.{number - layers.start}.{rest}" if layers.start <= number < layers.end else None
+    is_first = layers.is_first()
+    if tensor.name == _OUTPUT and is_last and not is_first:
+        return _TOKEN_EMBEDDING
+    if tensor.name in families.INPUT_TENSORS:
+        return tensor.name if is_first or (is_last and not is_untied) else None
+    if tensor.name in families.OUTPUT_TENSORS:
+        return tensor.name if is_last else None
+    return tensor.name
+
+
+def _empty_embedding(hidden_size: int) -> _StageTensor:
+    shape = (hidden_size, EMPTY_VOCABULARY_TOKENS)
+    return _StageTensor(_TOKEN_EMBEDDING, shape, F32, 4 * hidden_size * EMPTY_VOCABULARY_TOKENS, None)
+
+
+def _directory(tensors: tuple[_StageTensor, ...], alignment: int) -> bytes:
+    parts: list[bytes] = []
+    offset = 0
+    for tensor in tensors:
+        dimensions = len(tensor.shape)
+        shape = struct.pack(f"<I{dimensions}Q", dimensions, *tensor.shape)
+        parts.append(_text(tensor.name) + shape + struct.pack("<IQ", tensor.ggml_type, offset))
+        offset = padded(offset + tensor.size_bytes, alignment)
+    return b"".join(parts)
+
+
+def _data(tensors: tuple[_StageTensor, ...], alignment: int) -> Iterator[Segment]:
+    for tensor in tensors:
+        yield Copy(tensor.source) if tensor.source is not None else Zeros(tensor.size_bytes)
+        yield Zeros(padded(tensor.size_bytes, alignment) - tensor.size_bytes)
+
+
+# --- metadata
+
+
+def _metadata_records(index: GgufIndex, layers: LayerRange) -> Iterator[Segment]:
+    """One segment per key: first the model's own in its order, changed where the range asks for it, then ours."""
+    changed = _changed_records(index, layers)
+    has_vocabulary = layers.is_first() or layers.is_last(index.layer_count)
+    for key, entry in index.metadata.items():
+        if key in changed:
+            replacement = changed.pop(key)
+            if replacement is not None:
+                yield Literal(replacement)
+        elif has_vocabulary or not key.startswith("tokenizer."):
+            yield Copy(entry.record)
+    for replacement in changed.values():
+        if replacement is not None:
+            yield Literal(replacement)
+
+
+def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | None]:
+    """Records that differ from the model's, by key; ``None`` removes the key."""
+    changed: dict[str, bytes | None] = {}
+    _put_number(changed, index.key("block_count"), len(layers))
+    if len(layers) < index.layer_count:
+        _cut_arrays(changed, index, layers)
+        _put_window(changed, index, layers)
+    if not layers.is_first() and not layers.is_last(index.layer_count):
+        changed["tokenizer.ggml.model"] = _record("tokenizer.ggml.model", ValueType.STRING, _text("none"))
+        _put_number(changed, index.key("vocab_size"), EMPTY_VOCABULARY_TOKENS)
+    _put_number(changed, PROVENANCE_START, layers.start)
+    _put_number(changed, PROVENANCE_END, layers.end)
+    _put_number(changed, PROVENANCE_COUNT, index.layer_count)
+    _put_number(changed, PROVENANCE_FORMAT, STAGE_FORMAT)
+    return changed
+
+
+def _cut_arrays(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
+    for suffix in sorted(families.PER_LAYER_ARRAYS):
+        key = index.key(suffix)
+        entry = index.metadata.get(key)
+        if entry is not None and entry.element_type is not None:
+            changed[key] = _array_record(key, entry, layers)
+
+
+def _put_window(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
+    """Spells out the windowed layers, which llama.cpp would otherwise count from the range's own first layer."""
+    if families.family_of(index).window_period is None or index.sliding_window == 0:
+        return
+    key = index.key(families.SLIDING_WINDOW_PATTERN)
+    pattern = families.window_pattern(index)[layers.start : layers.end]
+    if any(pattern):
+        flags = struct.pack(f"<{len(pattern)}?", *pattern)
+        changed[key] = _record(key, ValueType.ARRAY, _array(ValueType.BOOL, len(pattern), flags))
+    else:
+        # llama.cpp refuses a windowed model without a windowed layer; these layers attend to everything anyway.
+        changed[key] = None
+        changed[index.key(families.SLIDING_WINDOW)] = None
+
+
+def _array_record(key: str, entry: MetadataValue, layers: LayerRange) -> bytes:
+    items = entry.value if isinstance(entry.value, tuple) else ()
+    part = items[layers.start : layers.end]
+    element_type = entry.element_type if entry.element_type is not None else ValueType.UINT32
+    body = struct.pack(f"<{len(part)}{SCALAR_FORMATS[element_type]}", *part)
+    return _record(key, ValueType.ARRAY, _array(element_type, len(part), body))
+
+
+def _put_number(changed: dict[str, bytes | None], key: str, value: int) -> None:
+    changed[key] = _record(key, ValueType.UINT32, struct.pack("<I", value))
+
+
+def _record(key: str, value_type: int, body: bytes) -> bytes:
+    return _text(key) + struct.pack("<I", value_type) + body
+
+
+def _array(element_type: int, count: int, body: bytes) -> bytes:
+    return struct.pack("<IQ", element_type, count) + body
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+# --- segments
+
+
+def _merge(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """The same bytes in fewer segments: neighbours joined, empty ones dropped."""
+    merged: list[Segment] = []
+    for segment in segments:
+        if segment.size_bytes == 0:
+            continue
+        joined = _join(merged[-1], segment) if merged else None
+        if joined is None:
+            merged.append(segment)
+        else:
+            merged[-1] = joined
+    return tuple(merged)
+
+
+def _join(left: Segment, right: Segment) -> Segment | None:
+    """Both as one segment, if they are of a kind and, for copies, adjacent in the model's file."""
+    match left, right:
+        case Literal(first), Literal(second):
+            return Literal(first + second)
+        case Zeros(first), Zeros(second):
+            return Zeros(first + second)
+        case Copy(first), Copy(second) if first.offset + first.size_bytes == second.offset:
+            return Copy(Span(first.offset, first.size_bytes + second.size_bytes))
+    return None
