@@ -52,6 +52,7 @@ class ErrorCode(StrEnum):
     # API requests
     REQUEST_INVALID = "request_invalid"
     REQUEST_TOO_LARGE = "request_too_large"
+    REQUEST_TIMEOUT = "request_timeout"
     PARAMETER_UNSUPPORTED = "unsupported_parameter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNAUTHORIZED = "unauthorized"

@@ -1,0 +1,56 @@
+"""What the HTTP surface asks of the node, and nothing else.
+
+The surface knows HTTP and OpenAI's shapes; who generates, where, and how a lost stage is replaced stay behind this
+Protocol.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelListing:
+    """One routable model. The facts after ``owned_by`` are optional: a forwarding peer may not know them."""
+
+    id: str
+    created_unix_s: int
+    owned_by: str = "p2pmesh"
+    context_tokens: int | None = None
+    layer_count: int | None = None
+    stage_count: int | None = None
+
+
+class Backend(Protocol):
+    """The node as its HTTP surface sees it."""
+
+    def models(self) -> tuple[ModelListing, ...]:
+        """The models that a request can be routed to now, in a stable order."""
+
+    def is_ready(self) -> bool:
+        """Whether some model can be routed from here."""
+
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+        """The events of one generation: started, deltas, finished.
+
+        Leaving the scope cancels the generation on every stage. Raises ``P2PMeshError`` on entry or while iterating;
+        the error may arrive inside an exception group.
+        """
+
+    def status(self) -> dict[str, Any]:
+        """What ``GET /api/status`` answers: values that JSON can hold."""
+
+    def new_request_id(self) -> bytes:
+        """128 fresh random bits."""
+
+    def random_seed(self) -> int:
+        """A seed for a request that names none, 0 to 2^64 - 1."""
+
+    def now_unix_s(self) -> int:
+        """Wall-clock seconds since 1970."""
+
+    def status_retry_after_s(self) -> int:
+        """Seconds after which a refused client may sensibly try again; at least 1."""

@@ -1,0 +1,193 @@
+"""One HTTP exchange over ASGI: body in, JSON or an event stream out, each within a deadline.
+
+Owns what OpenAI's surface and the console share: limits and deadlines, the request id header, the answer to an
+unforeseen exception. What a body means stays with the endpoints.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import trio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from p2pmesh.api.errors import error_body, error_headers, error_of, http_error
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES
+
+SEND_DEADLINE_S = 30.0
+BODY_DEADLINE_S = 60.0
+PING_AFTER_SILENCE_S = 10.0
+MAX_DISCARDED_BODY_BYTES = 4 * MAX_HTTP_BODY_BYTES
+
+_REQUEST_ID = "p2pmesh.request_id"
+_log = logging.getLogger("p2pmesh.api")
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class ClientGone(Exception):
+    """The client hung up, or stopped reading for longer than the deadline of a send. Nobody is left to be told."""
+
+
+def is_client_gone(raised: Exception) -> bool:
+    """Whether ``raised``, or a member of it, is ``ClientGone``."""
+    if isinstance(raised, ExceptionGroup):
+        return any(is_client_gone(inner) for inner in raised.exceptions)
+    return isinstance(raised, ClientGone)
+
+
+def request_id_of(scope: Scope) -> bytes:
+    """The id that ``Exchange`` gave to this request."""
+    request_id: bytes = scope[_REQUEST_ID]
+    return request_id
+
+
+class Exchange:
+    """Middleware round every request: an id, a deadline for each send, and a 500 instead of a traceback."""
+
+    def __init__(self, app: ASGIApp, new_request_id: Callable[[], bytes], retry_after_s: Callable[[], int]) -> None:
+        self._app = app
+        self._new_request_id = new_request_id
+        self._retry_after_s = retry_after_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_REQUEST_ID] = self._new_request_id()
+        sender = _Sender(send, scope[_REQUEST_ID])
+        try:
+            await self._app(scope, receive, sender)
+        except Exception as raised:  # noqa: BLE001 - the edge: a bug costs one request, never the server
+            if not is_client_gone(raised):
+                await self._answer(raised, sender)
+
+    async def _answer(self, raised: Exception, sender: "_Sender") -> None:
+        error = error_of(raised) or internal_error(raised)
+        if sender.has_started:
+            return
+        try:
+            await send_error(sender, error, self._retry_after_s())
+        except ClientGone:
+            return
+
+
+class _Sender:
+    """An ASGI ``send`` with a deadline for each message and the request id among the headers."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.has_started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_started = True
+            headers = [*message.get("headers", []), (b"x-request-id", self._request_id.hex().encode())]
+            message = {**message, "headers": headers}
+        with trio.move_on_after(SEND_DEADLINE_S) as scope:
+            await self._send(message)
+        if scope.cancelled_caught:
+            raise ClientGone
+
+
+def internal_error(raised: Exception) -> P2PMeshError:
+    """Logs an unforeseen exception and gives what a client may know of it."""
+    _log.error("unforeseen failure of a request", exc_info=raised)
+    return Refused(ErrorCode.INTERNAL, "the node failed unexpectedly; its log says more")
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The whole body of a request.
+
+    Raises ``Refused(REQUEST_TOO_LARGE)``, ``Refused(REQUEST_TIMEOUT)`` or ``ClientGone``. A body over the limit is
+    read to its end and dropped, within bounds, so that the client is listening when the refusal comes.
+    """
+    with trio.move_on_after(BODY_DEADLINE_S):
+        return await _read_limited(receive)
+    raise Refused(ErrorCode.REQUEST_TIMEOUT, f"the body did not arrive within {BODY_DEADLINE_S:.0f} seconds")
+
+
+async def _read_limited(receive: Receive) -> bytes:
+    body = bytearray()
+    received_bytes = 0
+    more = True
+    while more and received_bytes <= MAX_DISCARDED_BODY_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece = message.get("body", b"")
+        received_bytes += len(piece)
+        if received_bytes <= MAX_HTTP_BODY_BYTES:
+            body += piece
+        more = message.get("more_body", False)
+    if received_bytes > MAX_HTTP_BODY_BYTES:
+        limit_mib = MAX_HTTP_BODY_BYTES // 1024**2
+        raise Refused(ErrorCode.REQUEST_TOO_LARGE, f"the body is larger than {limit_mib} MiB")
+    return bytes(body)
+
+
+def encode_json(value: Any) -> str:
+    """Compact JSON text; NaN and infinity are a bug here, not an extension."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+async def send_json(send: Send, status: int, value: Any, headers: Headers = ()) -> None:
+    """A whole JSON answer."""
+    body = encode_json(value).encode("utf-8", "backslashreplace")
+    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: P2PMeshError, retry_after_s: int, prompt_param: str | None = None) -> None:
+    """An error as a whole answer."""
+    headers = error_headers(error, retry_after_s)
+    await send_json(send, http_error(error).status, error_body(error, prompt_param), headers)
+
+
+class EventStream:
+    """``text/event-stream``: whole events, one writer at a time, a comment when it has been silent for long."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._turn = trio.Lock()
+        self._last_sent_s = 0.0
+        self._started = trio.Event()
+
+    async def start(self, headers: Headers) -> None:
+        """Sends the status line; after it an error can only be an event."""
+        fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*fixed, *headers]})
+        self._last_sent_s = trio.current_time()
+        self._started.set()
+
+    def has_started(self) -> bool:
+        """Whether the status line is on its way."""
+        return self._started.is_set()
+
+    async def write(self, *payloads: str) -> None:
+        """One ``data:`` event for each payload, in one piece."""
+        await self._put("".join(f"data: {payload}\n\n" for payload in payloads))
+
+    async def end(self) -> None:
+        """The clean end of the body."""
+        async with self._turn:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def ping_when_silent(self) -> None:
+        """Runs beside the writer for as long as the stream lives, so that no proxy takes silence for death."""
+        await self._started.wait()
+        while True:
+            due_s = self._last_sent_s + PING_AFTER_SILENCE_S
+            if trio.current_time() < due_s:
+                await trio.sleep_until(due_s)
+            else:
+                await self._put(": ping\n\n")
+
+    async def _put(self, text: str) -> None:
+        async with self._turn:
+            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            self._last_sent_s = trio.current_time()

@@ -1,0 +1,104 @@
+"""The OpenAI surface as one Starlette application: its routes and the answers that generate nothing."""
+
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from p2pmesh.api.backend import Backend, ModelListing
+from p2pmesh.api.errors import INVALID_REQUEST, RequestError
+from p2pmesh.api.exchange import Exchange
+from p2pmesh.api.json_response import error_response, json_response
+from p2pmesh.api.openai.chat import ChatShape
+from p2pmesh.api.openai.completions import CompletionsShape
+from p2pmesh.api.openai.endpoint import GenerationEndpoint
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+
+
+def openai_app(backend: Backend) -> Starlette:
+    """The application for the API port."""
+    answers = _Answers(backend)
+    app = Starlette(
+        routes=[
+            Route("/v1/models", answers.list_models, methods=["GET"]),
+            Route("/v1/models/{id:path}", answers.show_model, methods=["GET"]),
+            Route("/v1/chat/completions", GenerationEndpoint(backend, ChatShape()), methods=["POST"]),
+            Route("/v1/completions", GenerationEndpoint(backend, CompletionsShape()), methods=["POST"]),
+            Route("/livez", answers.live, methods=["GET"]),
+            Route("/readyz", answers.ready, methods=["GET"]),
+        ],
+        middleware=[
+            Middleware(Exchange, new_request_id=backend.new_request_id, retry_after_s=backend.status_retry_after_s)
+        ],
+        exception_handlers={HTTPException: answer_http_exception},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+async def answer_http_exception(request: Request, raised: Exception) -> Response:
+    """Routes that do not exist and methods that are not allowed, in OpenAI's shape."""
+    if not isinstance(raised, HTTPException):  # registered for that class alone
+        raise raised
+    path = request.url.path[:200]
+    if raised.status_code == 405:
+        body = {
+            "message": f"{request.method} is not allowed for {path}",
+            "type": INVALID_REQUEST,
+            "param": None,
+            "code": "method_not_allowed",
+        }
+        return json_response({"error": body}, status=405, headers=dict(raised.headers or {}))
+    return error_response(Refused(ErrorCode.ROUTE_UNKNOWN, f"there is no {path} here"))
+
+
+class _Answers:
+    """Handlers that read the node's facts."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def list_models(self, request: Request) -> Response:
+        listings = [_listing_fields(listing) for listing in self._backend.models()]
+        return json_response({"object": "list", "data": listings})
+
+    async def show_model(self, request: Request) -> Response:
+        model_id = request.path_params["id"]
+        for listing in self._backend.models():
+            if listing.id == model_id:
+                return json_response(_listing_fields(listing))
+        return error_response(self._missing(model_id), self._backend.status_retry_after_s())
+
+    def _missing(self, model_id: str) -> P2PMeshError:
+        if not self._backend.is_ready():
+            return Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
+        message = f"no peer serves the model {model_id[:256]!r}; GET /v1/models lists those that are served"
+        return RequestError(ErrorCode.MODEL_UNKNOWN, message, "model")
+
+    async def live(self, request: Request) -> Response:
+        return json_response({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        if self._backend.is_ready():
+            return json_response({"status": "ready"})
+        error = Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet")
+        return error_response(error, self._backend.status_retry_after_s())
+
+
+def _listing_fields(listing: ModelListing) -> dict[str, Any]:
+    facts = {
+        "context_length": listing.context_tokens,
+        "layer_count": listing.layer_count,
+        "stage_count": listing.stage_count,
+    }
+    return {
+        "id": listing.id,
+        "object": "model",
+        "created": listing.created_unix_s,
+        "owned_by": listing.owned_by,
+        **{name: fact for name, fact in facts.items() if fact is not None},
+    }

@@ -1,0 +1,197 @@
+"""The parameters of both completion endpoints: which are implemented, which are harmless, which are refused.
+
+Three kinds and no fourth, so that none is dropped silently: *implemented* ones are read, *harmless* ones are accepted
+at the values (in ``HARMLESS``) where ignoring them changes nothing, everything else is a 400 ``unsupported_parameter``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, NoneType
+
+from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
+from p2pmesh.api.openai.fields import Fields, check_text, describe_type, wrong_type
+from p2pmesh.base.errors import RemoteProtocolError
+from p2pmesh.base.limits import MAX_NAME_BYTES, MAX_STOP_BYTES, MAX_STOP_SEQUENCES
+from p2pmesh.wire.generation import MAX_SEED, GenerationRequest, SamplingParameters
+
+MAX_TOKENS = 2**31 - 1
+_MIN_SEED = -(2**63)
+_SHOWN_NAME_CHARACTERS = 64
+
+SAMPLING_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+)
+"""Read under OpenAI's names; ``top_k``, ``min_p`` and ``repeat_penalty`` are extensions that others offer too."""
+
+IMPLEMENTED = frozenset({*SAMPLING_NUMBERS, "top_k", "model", "max_tokens", "seed", "stop", "stream", "stream_options"})
+"""Read by both endpoints; each adds its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """A parameter that is not implemented and may still be present, at some values."""
+
+    types: tuple[type, ...]
+    accepts: Callable[[object], bool]
+    allowed: str
+
+
+def _anything(value: object) -> bool:
+    return True
+
+
+def _only(*values: object) -> Callable[[object], bool]:
+    def accepts(value: object) -> bool:
+        return any(type(value) is type(allowed) and value == allowed for allowed in values)
+
+    return accepts
+
+
+def _empty(value: object) -> bool:
+    return not value
+
+
+_LABEL = Harmless((str,), _anything, "a string")
+_NO_TOOLS = Harmless((list,), _empty, "an empty array")
+_NO_TOOL_CHOICE = Harmless((str, dict), _only("none", "auto"), "'none' or 'auto'")
+
+HARMLESS: Mapping[str, Harmless] = MappingProxyType(
+    {
+        # labels for the operator of a hosted service
+        "user": _LABEL,
+        "safety_identifier": _LABEL,
+        "metadata": Harmless((dict,), _anything, "an object"),
+        "store": Harmless((bool,), _only(False), "false"),
+        "service_tier": Harmless((str,), _only("auto", "default"), "'auto' or 'default'"),
+        # hints that change cost, never the answer
+        "prompt_cache_key": _LABEL,
+        "prompt_cache_retention": _LABEL,
+        # values that ask for nothing
+        "n": Harmless((int,), _only(1), "1"),
+        "logit_bias": Harmless((dict,), _empty, "an empty object"),
+    }
+)
+
+CHAT_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
+    {
+        **HARMLESS,
+        "logprobs": Harmless((bool,), _only(False), "false"),
+        "top_logprobs": Harmless((int,), _only(0), "0"),
+        "modalities": Harmless((list,), _only(["text"]), "['text']"),
+        "response_format": Harmless((dict,), _only({"type": "text"}), "{'type': 'text'}"),
+        "reasoning_effort": Harmless((str,), _only("none"), "'none'"),
+        "verbosity": Harmless((str,), _only("medium"), "'medium'"),
+        "tools": _NO_TOOLS,
+        "functions": _NO_TOOLS,
+        "tool_choice": _NO_TOOL_CHOICE,
+        "function_call": _NO_TOOL_CHOICE,
+        "parallel_tool_calls": Harmless((bool,), _anything, "a boolean"),
+    }
+)
+
+COMPLETIONS_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
+    {
+        **HARMLESS,
+        "best_of": Harmless((int,), _only(1), "1"),
+        "echo": Harmless((bool,), _only(False), "false"),
+        # 0 would ask for the log probability of each chosen token
+        "logprobs": Harmless((int, bool), _only(False), "null"),
+        "suffix": Harmless((str,), _empty, "an empty string"),
+    }
+)
+
+STREAM_OPTIONS_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
+    {"include_obfuscation": Harmless((bool,), _only(False), "false")}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed request: what to generate and how to answer."""
+
+    request: GenerationRequest
+    is_streamed: bool
+    wants_usage_chunk: bool
+
+
+def check_names(fields: Fields, implemented: frozenset[str], harmless: Mapping[str, Harmless]) -> None:
+    """Refuses every field that is neither implemented nor harmless at its value."""
+    for name, value in fields.values.items():
+        if name in implemented:
+            continue
+        param = fields.param(name)[:_SHOWN_NAME_CHARACTERS]
+        rule = harmless.get(name)
+        if rule is None:
+            if value is not None:
+                raise unsupported_parameter(param, f"{param} is not supported")
+        elif not isinstance(value, (*rule.types, NoneType)) or (isinstance(value, bool) and bool not in rule.types):
+            raise invalid_parameter(param, f"{param} must be {rule.allowed}, not {describe_type(value)}")
+        elif value is not None and not rule.accepts(value):
+            raise unsupported_parameter(param, f"{param} is supported only as {rule.allowed}")
+
+
+def read_model(fields: Fields) -> str:
+    """The name of the model, of any overlay peer."""
+    return fields.required_text("model", MAX_NAME_BYTES)
+
+
+def read_sampling(fields: Fields, random_seed: Callable[[], int]) -> SamplingParameters:
+    """Sampling parameters; ``random_seed`` is asked only when the request names no seed."""
+    given: dict[str, float] = {}
+    for name in SAMPLING_NUMBERS:
+        number = fields.number(name)
+        if number is not None:
+            given[name] = _in_range(fields.param(name), name, number)
+    top_k = fields.integer("top_k", 0, 1_000_000)
+    seed = fields.integer("seed", _MIN_SEED, MAX_SEED)
+    return SamplingParameters(
+        **given,
+        top_k=top_k or 0,
+        # OpenAI's seeds are signed; the generator takes the same 64 bits unsigned
+        seed=random_seed() if seed is None else seed & MAX_SEED,
+    )
+
+
+def _in_range(param: str, name: str, number: float) -> float:
+    values: dict[str, float] = {name: number}
+    try:
+        SamplingParameters(**values)  # type: ignore[arg-type]  # only float fields are named in SAMPLING_NUMBERS
+    except RemoteProtocolError as error:
+        raise invalid_parameter(param, error.message) from None
+    return number
+
+
+def read_max_tokens(fields: Fields, name: str) -> int | None:
+    """A limit on generated tokens, at least 1."""
+    return fields.integer(name, 1, MAX_TOKENS)
+
+
+def read_stop(fields: Fields) -> tuple[str, ...]:
+    """Stop sequences: one string or a list of at most four."""
+    if not fields.has("stop"):
+        return ()
+    value = fields.values["stop"]
+    if isinstance(value, str):
+        return (check_text(value, "stop", MAX_STOP_BYTES),)
+    if not isinstance(value, list):
+        raise wrong_type(value, "stop", "a string or an array of strings")
+    if len(value) > MAX_STOP_SEQUENCES:
+        raise invalid_parameter("stop", f"stop may hold {MAX_STOP_SEQUENCES} sequences, not {len(value)}")
+    return tuple(check_text(item, f"stop[{index}]", MAX_STOP_BYTES) for index, item in enumerate(value))
+
+
+def read_stream(fields: Fields) -> tuple[bool, bool]:
+    """Whether to stream, and whether a usage chunk is wanted at the end."""
+    is_streamed = fields.boolean("stream")
+    options = fields.object("stream_options")
+    if options is None:
+        return is_streamed, False
+    if not is_streamed:
+        raise invalid_parameter("stream_options", "stream_options may be given only when stream is true")
+    check_names(options, frozenset({"include_usage"}), STREAM_OPTIONS_HARMLESS)
+    return is_streamed, options.boolean("include_usage")

@@ -1,0 +1,195 @@
+"""HTTP service on sockets of our own, by hypercorn's trio connection handler.
+
+Owns binding, the number of connections, the deadline of a send and the drain. Hypercorn shields each send from
+cancellation, so a client that stops reading could hold a task for ever; the deadline therefore sits in the stream
+below hypercorn, where it also ends a shielded send.
+"""
+
+import errno
+import logging
+import socket
+from functools import partial
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from starlette.types import ASGIApp
+
+from p2pmesh.api.exchange import SEND_DEADLINE_S
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.limits import MAX_HTTP_CONNECTIONS, MAX_HTTP_HEADER_BYTES
+
+DEFAULT_HOST = "127.0.0.1"
+KEEP_ALIVE_S = 15.0
+BACKLOG = 256
+
+_log = logging.getLogger("p2pmesh.api")
+
+
+def bind_port(host: str, port: int, flag_name: str) -> socket.socket:
+    """A listening TCP socket; port 0 picks a free one.
+
+    ``flag_name`` is the command line's name for the port, such as ``--port``, for the advice in the error.
+    Raises ``ConfigError`` with ``PORT_IN_USE`` or, for a host that is not this machine's, ``ADDRESS_INVALID``.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _bind_error(host, port, flag_name, error) from None
+    return sock
+
+
+def _bind_error(host: str, port: int, flag_name: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        message = f"port {port} is in use on {host}; stop what holds it or choose another with {flag_name}"
+        return ConfigError(ErrorCode.PORT_IN_USE, message)
+    if error.errno == errno.EACCES:
+        message = f"port {port} needs rights that this user has not; choose one above 1023 with {flag_name}"
+        return ConfigError(ErrorCode.ADDRESS_INVALID, message)
+    reason = error.strerror or str(error)
+    return ConfigError(ErrorCode.ADDRESS_INVALID, f"cannot listen on {host} port {port} ({flag_name}): {reason}")
+
+
+def url_of(sock: socket.socket) -> str:
+    """The base URL of a bound socket, without a slash at the end."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class DeadlineStream:
+    """A socket stream whose sends end: done within the deadline, or with the connection dropped."""
+
+    def __init__(self, stream: trio.SocketStream, send_deadline_s: float) -> None:
+        self._stream = stream
+        self._send_deadline_s = send_deadline_s
+        self.socket = stream.socket
+
+    async def send_all(self, data: bytes) -> None:
+        """``trio.BrokenResourceError`` when the peer did not take ``data`` in time."""
+        with trio.move_on_after(self._send_deadline_s) as scope:
+            await self._stream.send_all(data)
+        if scope.cancelled_caught:
+            self.drop()
+            raise trio.BrokenResourceError("the client stopped reading")
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        """What has arrived."""
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def send_eof(self) -> None:
+        """Closes the writing half."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Closes the connection."""
+        await self._stream.aclose()
+
+    def drop(self) -> None:
+        """Closes at once; a send or receive that waits ends with an error."""
+        self.socket.close()
+
+
+class _Service:
+    """The connections of one listening socket."""
+
+    def __init__(self, app: ASGIApp, send_deadline_s: float) -> None:
+        self._app = ASGIWrapper(app)
+        self._config = _hypercorn_config()
+        self._send_deadline_s = send_deadline_s
+        self._streams: set[DeadlineStream] = set()
+        self.context = WorkerContext(None)
+
+    async def handle(self, raw: trio.SocketStream) -> None:
+        """Serves one connection to its end."""
+        if len(self._streams) >= MAX_HTTP_CONNECTIONS:
+            raw.socket.close()
+            return
+        stream = DeadlineStream(raw, self._send_deadline_s)
+        self._streams.add(stream)
+        try:
+            await TCPServer(self._app, self._config, self.context, {}, stream)
+        except Exception as raised:  # noqa: BLE001 - the edge: what breaks one connection must not end the server
+            if not _is_closed_connection(raised):
+                _log.error("unforeseen failure of a connection", exc_info=raised)
+        finally:
+            self._streams.discard(stream)
+            stream.drop()
+
+    async def cut_off_after(self, drain_s: float, connections: trio.CancelScope) -> None:
+        """The end of a drain that took too long."""
+        await trio.sleep(drain_s)
+        self.drop_all()
+        connections.cancel()
+
+    def drop_all(self) -> None:
+        """Closes every connection, also those in a shielded send."""
+        for stream in tuple(self._streams):
+            stream.drop()
+
+
+def _is_closed_connection(raised: Exception) -> bool:
+    if isinstance(raised, ExceptionGroup):
+        return all(_is_closed_connection(inner) for inner in raised.exceptions)
+    return isinstance(raised, OSError | trio.BrokenResourceError | trio.ClosedResourceError)
+
+
+def _hypercorn_config() -> Config:
+    config = Config()
+    config.errorlog = _log
+    config.accesslog = None
+    config.include_server_header = False
+    config.keep_alive_timeout = KEEP_ALIVE_S  # also the time a client has to send its headers
+    config.h11_max_incomplete_size = MAX_HTTP_HEADER_BYTES
+    config.h2_max_header_list_size = MAX_HTTP_HEADER_BYTES
+    return config
+
+
+async def serve_app(
+    app: ASGIApp,
+    sock: socket.socket,
+    *,
+    shutdown: trio.Event,
+    drain_s: float,
+    send_deadline_s: float = SEND_DEADLINE_S,
+) -> None:
+    """Serves ``app`` on a listening socket until ``shutdown``, then at most ``drain_s`` seconds for what is open.
+
+    Takes the socket over and closes it. No new connection is accepted once ``shutdown`` is set, idle ones close, and
+    requests that are still running at the end of the drain are cut off, which cancels them.
+    """
+    service = _Service(app, send_deadline_s)
+    async with trio.open_nursery() as timers:
+        async with trio.open_nursery() as connections:
+            try:
+                await _accept_until(shutdown, service, sock, connections)
+            except trio.Cancelled:
+                service.drop_all()  # no drain for a server that is cancelled, and no shielded send outlives it
+                raise
+            await service.context.terminated.set()
+            timers.start_soon(service.cut_off_after, drain_s, connections.cancel_scope)
+        timers.cancel_scope.cancel()
+
+
+async def _accept_until(
+    shutdown: trio.Event,
+    service: _Service,
+    sock: socket.socket,
+    connections: trio.Nursery,
+) -> None:
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+    async with listener, trio.open_nursery() as accepting:
+        accepting.start_soon(_cancel_when, shutdown, accepting.cancel_scope)
+        accepting.start_soon(partial(trio.serve_listeners, service.handle, [listener], handler_nursery=connections))
+
+
+async def _cancel_when(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -1,0 +1,102 @@
+"""A backend whose generations follow a script and say how they ended."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from p2pmesh.api.backend import ModelListing
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.wire.generation import (
+    FinishReason,
+    GenerationDelta,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    GenerationStarted,
+)
+
+RUN_ID = bytes(range(16))
+FINGERPRINT = "fp_fake"
+MODEL = "org/fake-1b"
+
+Step = GenerationEvent | Exception | Callable[[], Awaitable[None]]
+"""An event to yield, an error to raise, or something to wait for."""
+
+
+def started(prompt_tokens: int = 3) -> GenerationStarted:
+    return GenerationStarted(tuple(range(prompt_tokens)), RUN_ID, FINGERPRINT)
+
+
+def say(*pieces: str, reason: FinishReason = FinishReason.STOP, held_back: str = "") -> tuple[Step, ...]:
+    """The script of a generation that goes well, one token a piece."""
+    deltas = (GenerationDelta((index,), piece) for index, piece in enumerate(pieces))
+    return (started(), *deltas, GenerationFinished(reason, held_back, len(pieces)))
+
+
+@dataclass
+class FakeBackend:
+    """Implements ``p2pmesh.api.backend.Backend``; ``outcomes`` records how each generation's scope was left."""
+
+    script: tuple[Step, ...] = say("Hel", "lo")
+    entry_error: P2PMeshError | None = None
+    listings: tuple[ModelListing, ...] = (ModelListing(MODEL, 1_700_000_000),)
+    requests: list[GenerationRequest] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+    ended: trio.Event = field(default_factory=trio.Event)
+    _last_id: int = 0
+
+    def models(self) -> tuple[ModelListing, ...]:
+        return self.listings
+
+    def is_ready(self) -> bool:
+        return bool(self.listings)
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        self.requests.append(request)
+        if self.entry_error is not None:
+            raise self.entry_error
+        if request.model not in {listing.id for listing in self.listings}:
+            raise Refused(ErrorCode.MODEL_UNKNOWN, f"no peer serves {request.model}")
+        outcome = "left"
+        try:
+            # a nursery, because the node has one here as well: errors inside come out in groups
+            async with trio.open_nursery():
+                yield self._play()
+        except trio.Cancelled:
+            outcome = "cancelled"
+            raise
+        except BaseExceptionGroup as group:
+            outcome = "cancelled" if group.subgroup(trio.Cancelled) else "failed"
+            raise
+        finally:
+            self.outcomes.append(outcome)
+            self.ended.set()
+
+    async def _play(self) -> AsyncIterator[GenerationEvent]:
+        for step in self.script:
+            if isinstance(step, Exception):
+                raise step
+            if callable(step):
+                await step()
+            else:
+                yield step
+
+    def status(self) -> dict[str, Any]:
+        return {"peer_id": "fake", "models": [listing.id for listing in self.listings]}
+
+    def new_request_id(self) -> bytes:
+        self._last_id += 1
+        return self._last_id.to_bytes(16, "big")
+
+    def random_seed(self) -> int:
+        return 4242
+
+    def now_unix_s(self) -> int:
+        return 1_700_000_123
+
+    def status_retry_after_s(self) -> int:
+        return 7
