@@ -1,0 +1,157 @@
+"""What this node says of itself and what it knows of others: sealed, gossiped, learnt, expired.
+
+Runs ``MembershipMachine``. Who is admitted is ``node.overlay``'s.
+"""
+
+from dataclasses import dataclass, replace
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.ids import MeshId, PeerId
+from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE
+from p2pmesh.core import membership
+from p2pmesh.node.changes import Changes
+from p2pmesh.node.starting import TaskStatus
+from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.ports.identity import Identity, Verifier
+from p2pmesh.ports.network import Network, Subscription
+from p2pmesh.wire.announcement import (
+    LIFE_MS,
+    REPEAT_MS,
+    Announcement,
+    ServedModel,
+    decode_announcement,
+    encode_announcement,
+    topic_of,
+)
+from p2pmesh.wire.invite import CLOCK_SKEW_MS
+
+_REPEATS_AFTER_CHANGE_S = (0.3, 1.0, 2.0, 4.0, 8.0)
+"""A gossip mesh that has just formed loses messages; soon after a change an announcement is said again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The ports that a node's membership stands on."""
+
+    network: Network
+    identity: Identity
+    verifier: Verifier
+    clock: Clock
+    entropy: Entropy
+
+
+class AnnouncementBoard:
+    """Our own announcement and the freshest of every other peer."""
+
+    def __init__(self, ports: Neighbours, own: Announcement) -> None:
+        self._ports = ports
+        self._own = own
+        self._machine = membership.MembershipMachine(ports.identity.peer_id)
+        self._sealed: dict[PeerId, bytes] = {}
+        self._own_changes = Changes()
+        self.changes = Changes()
+        """Marked when we or another peer say something new, and when a peer is forgotten."""
+
+    def own(self) -> Announcement:
+        """What we say of ourselves now."""
+        return replace(self._own, addresses=self._ports.network.addresses())
+
+    def others(self) -> tuple[Announcement, ...]:
+        """The freshest of each other peer, by peer id."""
+        return self._machine.announcements()
+
+    def find(self, peer: PeerId) -> Announcement | None:
+        """The freshest of one peer."""
+        return self._machine.find(peer)
+
+    def change_own(self, *, models: tuple[ServedModel, ...] | None = None, free_bytes: int | None = None) -> None:
+        """Changes what we announce; it is gossiped soon."""
+        before = self._own
+        if models is not None:
+            self._own = replace(self._own, models=models)
+        if free_bytes is not None:
+            self._own = replace(self._own, free_bytes=max(0, free_bytes))
+        if self._own != before:
+            self._own_changes.mark()
+            self.changes.mark()
+
+    def seal_own(self) -> bytes:
+        """Our announcement, signed, fresher than any before."""
+        expires = self._ports.clock.unix_ms() + LIFE_MS
+        self._own = replace(self._own, sequence=self._own.sequence + 1, expires_unix_ms=expires)
+        return encode_announcement(self.own(), self._ports.identity.public_key, self._ports.identity.sign)
+
+    def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
+        """Signed announcements to hand to a peer that has just come, by peer id, as many as a message may hold."""
+        sealed = (data for peer, data in sorted(self._sealed.items()) if peer != besides)
+        return tuple(data for data, _ in zip(sealed, range(MAX_ANNOUNCEMENTS_PER_MESSAGE), strict=False))
+
+    def decode(self, data: bytes) -> Announcement:
+        """A checked announcement of our mesh; raises ``RemoteProtocolError``."""
+        verifier = self._ports.verifier
+        announcement = decode_announcement(data, verifier.is_signature_of, verifier.peer_id_of)
+        if announcement.mesh_id != self._own.mesh_id:
+            raise RemoteProtocolError(ErrorCode.INVITE_FOREIGN, "an announcement of another mesh")
+        return announcement
+
+    def learn(self, data: bytes) -> None:
+        """Takes a record in if it is valid and fresh; a bad one from a third peer is nobody's failure here."""
+        try:
+            announcement = self.decode(data)
+        except RemoteProtocolError:
+            return
+        peer = PeerId(announcement.peer_id)
+        lives_ms = min(LIFE_MS, announcement.expires_unix_ms + CLOCK_SKEW_MS - self._ports.clock.unix_ms())
+        self._handle(membership.AnnouncementReceived(announcement, lives_ms * 1000))
+        if self.find(peer) is announcement:
+            self._sealed[peer] = data
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is lost."""
+        self._handle(membership.PeerLost(peer))
+
+    async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+        """Gossips, listens and forgets until cancelled; started once the topic is joined."""
+        topic = topic_of(MeshId(self._own.mesh_id))
+        subscription = await self._ports.network.subscribe(topic, self._is_valid)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow, subscription)
+            nursery.start_soon(self._expire)
+            nursery.start_soon(self._announce, topic)
+            task_status.started()
+
+    def _is_valid(self, data: bytes) -> bool:
+        try:
+            self.decode(data)
+        except RemoteProtocolError:
+            return False
+        return True
+
+    def _handle(self, event: membership.Event) -> None:
+        for effect in self._machine.handle(event, self._ports.clock.now()):
+            if isinstance(effect, membership.PeerForgotten):
+                self._sealed.pop(effect.peer, None)
+            self.changes.mark()
+
+    async def _follow(self, subscription: Subscription) -> None:
+        while True:
+            _, data = await subscription.receive()
+            self.learn(data)
+
+    async def _expire(self) -> None:
+        while True:
+            await trio.sleep(1)
+            self._handle(membership.DeadlinePassed())
+
+    async def _announce(self, topic: str) -> None:
+        """At each change, a few times soon after it, and then in a steady rhythm."""
+        waits: list[float] = []
+        while True:
+            seen = self._own_changes.count
+            await self._ports.network.publish(topic, self.seal_own())
+            wait_s = waits.pop() if waits else REPEAT_MS / 1000
+            with trio.move_on_after(wait_s):
+                await self._own_changes.wait_beyond(seen)
+                waits = list(reversed(_REPEATS_AFTER_CHANGE_S))

@@ -1,0 +1,133 @@
+"""Messages and frames over byte streams, each receive and send with a deadline."""
+
+from typing import Any, TypeVar
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, PeerUnavailable, RemoteProtocolError
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
+from p2pmesh.ports.network import ByteStream
+from p2pmesh.wire.control import Refusal, decode_control, decode_varint, encode_control
+from p2pmesh.wire.stage import LENGTH_BYTES, StageFrame, decode_frame, decode_length, encode_frame
+
+M = TypeVar("M")
+SEND_TIMEOUT_S = 20.0
+
+
+class MessageStream:
+    """``/mesh-llm/1`` messages on one stream."""
+
+    def __init__(self, stream: ByteStream, limit_bytes: int = MAX_CONTROL_MESSAGE_BYTES) -> None:
+        self._stream = stream
+        self._limit_bytes = limit_bytes
+        self._send_lock = trio.Lock()
+
+    @property
+    def remote_peer(self) -> PeerId:
+        """The peer at the other end."""
+        return self._stream.remote_peer
+
+    def raise_limit(self, limit_bytes: int) -> None:
+        """What an admitted peer may send from now on."""
+        self._limit_bytes = limit_bytes
+
+    async def send(self, message: Any, timeout_s: float = SEND_TIMEOUT_S) -> None:
+        """One message; ``PeerUnavailable`` when the peer is gone or does not read in time."""
+        data = encode_control(message)
+        with _deadline(timeout_s, self.remote_peer, "does not read"):
+            async with self._send_lock:
+                await self._stream.send(data)
+
+    async def receive(self, timeout_s: float) -> Any:
+        """The next message; ``RemoteProtocolError`` for a bad one."""
+        with _deadline(timeout_s, self.remote_peer, "does not answer"):
+            length = None
+            prefix = b""
+            while length is None:
+                prefix += await self._stream.receive_exactly(1)
+                length = decode_varint(prefix, self._limit_bytes)
+            return decode_control(await self._stream.receive_exactly(length))
+
+    async def expect(self, kind: type[M], timeout_s: float) -> M:
+        """The next message, which must be of ``kind``; a refusal is raised as the error it carries."""
+        message = await self.receive(timeout_s)
+        if isinstance(message, Refusal):
+            raise error_of(message)
+        if not isinstance(message, kind):
+            raise RemoteProtocolError(
+                ErrorCode.MESSAGE_UNEXPECTED, f"{type(message).__name__} where {kind.__name__} was due"
+            )
+        return message
+
+    async def finish(self) -> None:
+        """Half-closes."""
+        await self._stream.finish()
+
+    async def reset(self) -> None:
+        """Aborts."""
+        await self._stream.reset()
+
+
+class FrameStream:
+    """``/skippy-stage/2`` frames on one stream; sends of several tasks do not interleave."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._send_lock = trio.Lock()
+
+    @property
+    def remote_peer(self) -> PeerId:
+        """The peer at the other end."""
+        return self._stream.remote_peer
+
+    async def send(self, frame: StageFrame) -> None:
+        """One frame; ``PeerUnavailable`` when the peer is gone or does not read in time."""
+        data = encode_frame(frame)
+        with _deadline(SEND_TIMEOUT_S, self.remote_peer, "does not read"):
+            async with self._send_lock:
+                await self._stream.send(data)
+
+    async def receive(self) -> StageFrame:
+        """The next frame. No deadline: an idle stage hears nothing; a dead peer ends the stream."""
+        length = decode_length(await self._stream.receive_exactly(LENGTH_BYTES))
+        return decode_frame(await self._stream.receive_exactly(length))
+
+    async def finish(self) -> None:
+        """Half-closes."""
+        await self._stream.finish()
+
+    async def reset(self) -> None:
+        """Aborts."""
+        await self._stream.reset()
+
+
+class _deadline:  # noqa: N801 - reads as the statement it is
+    """``trio.fail_after`` whose time-out is a ``PeerUnavailable`` that names the peer."""
+
+    def __init__(self, timeout_s: float, peer: PeerId, what: str) -> None:
+        self._scope = trio.CancelScope(deadline=trio.current_time() + timeout_s)
+        self._text = f"peer {peer} {what}, waited {timeout_s:.0f} s"
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        is_swallowed = bool(self._scope.__exit__(kind, error, traceback))
+        if self._scope.cancelled_caught:
+            raise PeerUnavailable(ErrorCode.DEADLINE_EXCEEDED, self._text)
+        return is_swallowed
+
+
+def error_of(refusal: Refusal) -> RemoteProtocolError:
+    """A refusal of a peer, as an error here; an unknown code reads as internal."""
+    try:
+        code = ErrorCode(refusal.code)
+    except ValueError:
+        code = ErrorCode.INTERNAL
+    return RemoteProtocolError(code, refusal.message)
+
+
+def refusal_of(code: ErrorCode, text: str) -> Refusal:
+    """The refusal that says ``text``, cut to what a message may hold."""
+    return Refusal(code.value, text.encode()[:1000].decode("utf-8", "ignore"))
