@@ -4,6 +4,7 @@ Runs ``MembershipMachine``. Who is admitted is ``node.overlay``'s.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import trio
 
@@ -12,7 +13,6 @@ from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE
 from p2pmesh.core import membership
 from p2pmesh.node.changes import Changes
-from p2pmesh.node.starting import TaskStatus
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.identity import Identity, Verifier
 from p2pmesh.ports.network import Network, Subscription
@@ -112,7 +112,7 @@ class AnnouncementBoard:
         """The peer is lost."""
         self._handle(membership.PeerLost(peer))
 
-    async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossips, listens and forgets until cancelled; started once the topic is joined."""
         topic = topic_of(MeshId(self._own.mesh_id))
         subscription = await self._ports.network.subscribe(topic, self._is_valid)

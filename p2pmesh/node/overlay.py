@@ -23,7 +23,6 @@ from p2pmesh.node.announcements import AnnouncementBoard, Neighbours
 from p2pmesh.node.channels import MessageStream, refusal_of
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
-from p2pmesh.node.starting import TaskStatus
 from p2pmesh.ports.network import ByteStream, PeerConnected
 from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.control import Hello, Welcome
@@ -119,7 +118,7 @@ class Overlay:
         return stream
 
     # --- running ---------------------------------------------------------------
-    async def run(self, *, task_status: TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serves the overlay until cancelled; started when hellos are answered."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
