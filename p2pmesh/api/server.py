@@ -170,8 +170,8 @@ async def serve_app(
         async with trio.open_nursery() as connections:
             try:
                 await _accept_until(shutdown, service, sock, connections)
-            except trio.Cancelled:
-                service.drop_all()  # no drain for a server that is cancelled, and no shielded send outlives it
+            except BaseException:  # cancelled, perhaps in a group: no drain, and no shielded send may outlive it
+                service.drop_all()
                 raise
             await service.context.terminated.set()
             timers.start_soon(service.cut_off_after, drain_s, connections.cancel_scope)

@@ -1,0 +1,133 @@
+"""Commands that talk to the node of a home over HTTP, as any other client does.
+
+Blocking; a command has nothing else to do. Errors of the node come back under their own codes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from p2pmesh.api.errors import HTTP_ERRORS
+from p2pmesh.app.config import ChatOptions
+from p2pmesh.app.run_file import RunFile, read_run_file
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 120.0
+"""Well above the ping interval of a stream, so that only a dead node runs into it."""
+
+MAX_EVENT_CHARACTERS = 1024 * 1024
+_CODES = {row.api_code or code.value: code for code, row in HTTP_ERRORS.items()}
+
+
+def run_chat(options: ChatOptions, write: Callable[[str], None]) -> None:
+    """Streams the answer to one prompt into ``write``, as it arises."""
+    node = read_run_file(options.home)
+    with _node_errors(options.home), _client(node.api_url) as client:
+        with client.stream("POST", "/v1/chat/completions", json=_chat_body(options)) as response:
+            if response.status_code != 200:
+                response.read()
+                raise _refusal(response)
+            for event in _events(response):
+                write(_text_of(event))
+
+
+def fetch_status(home: Path) -> dict[str, Any]:
+    """What the console of the node in ``home`` tells."""
+    node = read_run_file(home)
+    with _node_errors(home), _client(node.console_url) as client:
+        response = client.get("/api/status", headers=_bearer(node))
+        if response.status_code != 200:
+            raise _refusal(response)
+        status: dict[str, Any] = response.json()
+        return status
+
+
+def _client(base_url: str) -> httpx.Client:
+    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    # the node is on this machine: a proxy of the environment has no part in it
+    return httpx.Client(base_url=base_url, timeout=timeout, trust_env=False)
+
+
+def _bearer(node: RunFile) -> dict[str, str]:
+    return {"authorization": f"Bearer {node.console_token}"}
+
+
+@contextmanager
+def _node_errors(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except httpx.ConnectError:
+        message = f"the node of {home} does not answer; start it with p2pmesh up"
+        raise ConfigError(ErrorCode.NODE_NOT_RUNNING, message) from None
+    except httpx.TimeoutException:
+        raise Refused(ErrorCode.DEADLINE_EXCEEDED, "the node did not answer in time; see its log") from None
+    except httpx.HTTPError as error:
+        message = f"the connection to the node broke ({type(error).__name__}); see the node's log"
+        raise PeerUnavailable(ErrorCode.PEER_LOST, message) from None
+    except ValueError:  # bytes that are not JSON
+        raise _not_ours() from None
+
+
+def _chat_body(options: ChatOptions) -> dict[str, Any]:
+    messages = [{"role": "user", "content": options.prompt}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    chosen = {
+        "max_completion_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "seed": options.seed,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return {"model": options.model, "messages": messages, "stream": True, **given}
+
+
+def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The JSON events of a stream up to its end mark; comments are skipped."""
+    for line in response.iter_lines():
+        if len(line) > MAX_EVENT_CHARACTERS:
+            raise _not_ours()
+        name, _, payload = line.partition(": ")
+        if name != "data":
+            continue
+        if payload == "[DONE]":
+            return
+        event = json.loads(payload)
+        if not isinstance(event, dict):
+            raise _not_ours()
+        if "error" in event:
+            raise _error_in(event, "the node broke the answer off")
+        yield event
+    raise PeerUnavailable(ErrorCode.PEER_LOST, "the answer ended early; see the node's log")
+
+
+def _text_of(event: dict[str, Any]) -> str:
+    try:
+        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    except (AttributeError, KeyError, TypeError):
+        raise _not_ours() from None
+
+
+def _refusal(response: httpx.Response) -> P2PMeshError:
+    try:
+        return _error_in(response.json(), f"the node answered {response.status_code}")
+    except ValueError:
+        return _not_ours()
+
+
+def _error_in(body: Any, otherwise: str) -> P2PMeshError:
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return _not_ours()
+    message = error.get("message")
+    line = " ".join(message.split()) if isinstance(message, str) else otherwise
+    return Refused(_CODES.get(str(error.get("code")), ErrorCode.INTERNAL), line)
+
+
+def _not_ours() -> P2PMeshError:
+    message = "what answers on the node's port is not a p2pmesh node of this version"
+    return RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, message)

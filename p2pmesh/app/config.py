@@ -1,0 +1,169 @@
+"""What a command was asked to do, checked once, as frozen records.
+
+The only place that knows defaults of the command line and reads ``P2PMESH_HOME``. Nothing here opens a file or a
+port; that a model or an invite is usable is found out by those who use them.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.limits import (
+    DEFAULT_CONTEXT_TOKENS,
+    DEFAULT_LANES,
+    MAX_ADDRESS_BYTES,
+    MAX_ADDRESSES,
+    MAX_ANNOUNCED_MODELS,
+    MAX_LANES,
+    MAX_NAME_BYTES,
+    MAX_STAGES,
+)
+
+HOME_VARIABLE = "P2PMESH_HOME"
+DEFAULT_API_PORT = 9337
+DEFAULT_CONSOLE_PORT = 3131
+MIN_CONTEXT_TOKENS = 64
+MAX_CONTEXT_TOKENS = 16_777_216
+MAX_PORT = 65_535
+
+
+class LogFormat(StrEnum):
+    """How events are printed."""
+
+    PRETTY = "pretty"
+    JSON = "json"
+
+
+class WireDtype(StrEnum):
+    """The number format of activations between stages; f16 halves the bytes and gives up exact equality."""
+
+    F32 = "f32"
+    F16 = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What ``p2pmesh up`` was asked to do.
+
+    ``split`` is the exact number of stages, None for as few as fit. ``max_memory_bytes`` None means what the machine
+    has, 0 a node that holds no stage. ``models`` are references as typed, resolved by the model store.
+    """
+
+    home: Path
+    models: tuple[str, ...] = ()
+    is_demo: bool = False
+    split: int | None = None
+    invite: str | None = None
+    name: str | None = None
+    port: int = DEFAULT_API_PORT
+    console_port: int = DEFAULT_CONSOLE_PORT
+    listen: tuple[str, ...] = ()
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS
+    max_memory_bytes: int | None = None
+    log_format: LogFormat = LogFormat.PRETTY
+    wire_dtype: WireDtype = WireDtype.F32
+    lanes: int = DEFAULT_LANES
+
+    def __post_init__(self) -> None:
+        _check_range("--port", self.port, 0, MAX_PORT)
+        _check_range("--console-port", self.console_port, 0, MAX_PORT)
+        _check_range("--ctx-size", self.context_tokens, MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
+        _check_range("--lanes", self.lanes, 1, MAX_LANES)
+        _check_range("the number of --model", len(self.models), 0, MAX_ANNOUNCED_MODELS)
+        _check_range("the number of --listen", len(self.listen), 0, MAX_ADDRESSES)
+        if self.split is not None:
+            _check_range("--split", self.split, 1, MAX_STAGES)
+        if self.port == self.console_port != 0:
+            raise _invalid(f"--port and --console-port are both {self.port}; choose two different ones")
+        _check_memory(self)
+        _check_name(self.name)
+        for model in self.models:
+            if not model:
+                raise _invalid("--model is empty; give a path or a name that `p2pmesh models list` shows")
+        for address in self.listen:
+            check_multiaddr(address)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What ``p2pmesh chat`` was asked to do; None leaves a choice to the node."""
+
+    home: Path
+    model: str
+    prompt: str
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchDecodeOptions:
+    """What ``p2pmesh bench decode`` was asked to do; ``model`` None is the demo model."""
+
+    home: Path
+    model: str | None = None
+    peers: tuple[int, ...] = (1, 2, 3)
+    prompt_tokens: int = 64
+    decode_tokens: int = 128
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        for count in self.peers:
+            _check_range("--peers", count, 1, MAX_STAGES)
+        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
+        _check_range("--tokens", self.decode_tokens, 1, MAX_CONTEXT_TOKENS)
+
+
+def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:
+    """The node's home: ``--home``, else ``P2PMESH_HOME``, else ``~/.p2pmesh``; absolute, not yet created."""
+    variables = os.environ if environment is None else environment
+    text = given or variables.get(HOME_VARIABLE) or "~/.p2pmesh"
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # no such user, or no home directory at all
+        raise ConfigError(ErrorCode.HOME_UNUSABLE, f"the home {text!r} cannot be found: {error}") from None
+
+
+def check_multiaddr(text: str) -> None:
+    """Refuses a malformed multiaddr with ``ConfigError(ADDRESS_INVALID)``."""
+    if _is_multiaddr(text):
+        return
+    shown = text[:80].encode("ascii", "backslashreplace").decode()
+    message = f"--listen {shown!r} is not a multiaddr; write for example /ip4/0.0.0.0/tcp/4001"
+    raise ConfigError(ErrorCode.ADDRESS_INVALID, message)
+
+
+def _is_multiaddr(text: str) -> bool:
+    from multiaddr import Multiaddr  # here, because it would double the time that --help takes
+
+    if not text.startswith("/") or len(text.encode("utf-8", "replace")) > MAX_ADDRESS_BYTES:
+        return False
+    try:
+        return bool(Multiaddr(text).to_bytes())
+    except Exception:  # noqa: BLE001 - the edge to a parser that lets lookup and encoding errors of any kind through
+        return False
+
+
+def _invalid(message: str) -> ConfigError:
+    return ConfigError(ErrorCode.CONFIG_INVALID, message)
+
+
+def _check_range(what: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise _invalid(f"{what} must be {least} to {most}, not {value}")
+
+
+def _check_memory(options: UpOptions) -> None:
+    if options.max_memory_bytes is not None and options.max_memory_bytes < 0:
+        raise _invalid("--max-memory must not be negative")
+
+
+def _check_name(name: str | None) -> None:
+    if name is None:
+        return
+    if not name or not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise _invalid(f"--name must be 1 to {MAX_NAME_BYTES} bytes of printable text")

@@ -1,0 +1,69 @@
+"""What a running node tells its operator, as fixed names and fields.
+
+Owns names and fields, which scripts rely on (``--log-format json`` prints them as they are). How they look on a
+terminal is the business of ``cli.output``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.base.ids import LayerRange, PeerId
+
+
+class EventName(StrEnum):
+    """Every event of ``p2pmesh up``."""
+
+    LISTENING = "listening"
+    INVITE = "invite"
+    JOINED = "joined"
+    PEER_JOINED = "peer_joined"
+    PEER_LEFT = "peer_left"
+    PLACEMENT = "placement"
+    WAITING_FOR_PEERS = "waiting_for_peers"
+    STAGE_LOADING = "stage_loading"
+    STAGE_READY = "stage_ready"
+    STAGE_LOST = "stage_lost"
+    PIPELINE_READY = "pipeline_ready"
+    MODEL_WITHDRAWN = "model_withdrawn"
+    READY = "ready"
+    ERROR = "error"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line for the operator; the values of ``fields`` are what JSON can hold."""
+
+    name: EventName
+    fields: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def listening(api_url: str, console_url: str, peer_id: PeerId) -> Event:
+    """Both HTTP ports are open; nothing need be joined or loaded yet."""
+    return Event(EventName.LISTENING, {"api_url": api_url, "console_url": console_url, "peer_id": peer_id})
+
+
+def invite(text: str) -> Event:
+    """What another node is given to join."""
+    return Event(EventName.INVITE, {"invite": text})
+
+
+def pipeline_ready(model: str, run_id: bytes, stages: Sequence[tuple[PeerId, LayerRange]]) -> Event:
+    """A placement has produced one real token through every stage; told by the coordinator."""
+    listed = [{"peer_id": peer, "layers": [layers.start, layers.end]} for peer, layers in stages]
+    return Event(EventName.PIPELINE_READY, {"model": model, "run_id": run_id.hex(), "stages": listed})
+
+
+def ready(api_url: str, models: Sequence[str]) -> Event:
+    """These models can be routed from this peer."""
+    return Event(EventName.READY, {"api_url": api_url, "models": list(models)})
+
+
+def error(raised: P2PMeshError) -> Event:
+    """Something failed; the node may live on."""
+    return Event(EventName.ERROR, {"code": raised.code.value, "message": raised.message})

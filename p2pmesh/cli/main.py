@@ -1,0 +1,139 @@
+"""The command ``p2pmesh``: parse, run, turn every ending into one line and an exit code.
+
+Commands live in ``p2pmesh.app`` and are imported when they are run, so that ``--help`` stays fast.
+"""
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from p2pmesh.api.errors import error_of
+from p2pmesh.app import events
+from p2pmesh.app.config import LogFormat, choose_home
+from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, INTERRUPTED, OK
+from p2pmesh.cli.output import (
+    EventPrinter,
+    JsonPrinter,
+    PrettyPrinter,
+    describe_table,
+    describe_value,
+    encode_event,
+    printable,
+)
+from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit code is 0, or one of ``cli.exit_codes``."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as ending:  # argparse has printed help, the version, or what is wrong
+        return ending.code if isinstance(ending.code, int) else OK
+    try:
+        return _COMMANDS[_command_name(args)](args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except (P2PMeshError, ExceptionGroup) as raised:
+        error = error_of(raised)
+        if error is None:
+            raise
+        return _report(error, args)
+
+
+def _command_name(args: Namespace) -> str:
+    action = getattr(args, "action", None)
+    return f"{args.command} {action}" if action else str(args.command)
+
+
+def _report(error: P2PMeshError, args: Namespace) -> int:
+    """One line on stderr, and an event on stdout where that is read by a program."""
+    sys.stderr.write(f"p2pmesh: {printable(error.message)}\n")
+    if getattr(args, "log_format", None) == LogFormat.JSON.value:
+        sys.stdout.write(encode_event(events.error(error)) + "\n")
+        sys.stdout.flush()
+    return EXIT_CODES[error.code]
+
+
+def _silence_stdout() -> None:
+    """Keeps the interpreter from failing once more when it flushes stdout at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # stdout is no file: nothing will be flushed into a pipe
+
+
+def _up(args: Namespace) -> int:
+    options = up_options(args)
+    from p2pmesh.app.up import run_up
+
+    is_json = options.log_format is LogFormat.JSON
+    printer: EventPrinter = JsonPrinter(sys.stdout) if is_json else PrettyPrinter(sys.stdout, sys.stderr)
+    return run_up(options, printer.emit)
+
+
+def _chat(args: Namespace) -> int:
+    from p2pmesh.app.client import run_chat
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    run_chat(chat_options(args), write)
+    write("\n")
+    return OK
+
+
+def _status(args: Namespace) -> int:
+    from p2pmesh.app.client import fetch_status
+
+    _print_object(fetch_status(choose_home(args.home)), is_json=args.json)
+    return OK
+
+
+def _models_list(args: Namespace) -> int:
+    from p2pmesh.app.model_commands import list_models
+
+    models = list_models(choose_home(args.home))
+    none = ("no models here; --demo serves the one that pip installs, --model takes a GGUF file",)
+    _print(json.dumps(models, indent=2) if args.json else "\n".join(describe_table(models) if models else none))
+    return OK
+
+
+def _models_show(args: Namespace) -> int:
+    from p2pmesh.app.model_commands import show_model
+
+    _print_object(show_model(choose_home(args.home), args.model), is_json=args.json)
+    return OK
+
+
+def _bench_decode(args: Namespace) -> int:
+    options = bench_decode_options(args)
+    from p2pmesh.app.bench import run_decode
+
+    return run_decode(options, sys.stdout)
+
+
+def _print_object(value: Mapping[str, Any], *, is_json: bool) -> None:
+    _print(json.dumps(value, indent=2) if is_json else "\n".join(describe_value(value)))
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+_COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
+    "up": _up,
+    "chat": _chat,
+    "status": _status,
+    "models list": _models_list,
+    "models show": _models_show,
+    "bench decode": _bench_decode,
+}

@@ -1,0 +1,169 @@
+"""How events and answers look: one JSON object a line for programs, sentences for people.
+
+Values from outside (names of peers, models) are shown with their control characters escaped, so that no peer can
+write to the operator's terminal.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TextIO
+
+from p2pmesh.app.events import Event, EventName
+
+_SHORT_ID_CHARACTERS = 12
+
+
+class EventPrinter(Protocol):
+    """Where a running node's events go."""
+
+    def emit(self, event: Event) -> None:
+        """Prints one event and flushes; never raises for a reader that is gone."""
+
+
+class JsonPrinter:
+    """One object a line on ``out``."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = _Lines(out)
+
+    def emit(self, event: Event) -> None:
+        """See ``EventPrinter``."""
+        self._out.write(encode_event(event))
+
+
+class PrettyPrinter:
+    """Sentences on ``out``; errors on ``err``."""
+
+    def __init__(self, out: TextIO, err: TextIO) -> None:
+        self._out = _Lines(out)
+        self._err = _Lines(err)
+
+    def emit(self, event: Event) -> None:
+        """See ``EventPrinter``."""
+        lines = self._err if event.name is EventName.ERROR else self._out
+        for line in describe_event(event):
+            lines.write(line)
+
+
+class _Lines:
+    """Whole lines to a stream until its reader is gone; a node does not end because its log has no reader."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_open = True
+
+    def write(self, line: str) -> None:
+        if not self._is_open:
+            return
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):  # ValueError: the stream was closed
+            self._is_open = False
+
+
+def encode_event(event: Event) -> str:
+    """An event as JSON on one line, ASCII only."""
+    return json.dumps({"event": event.name.value, **event.fields}, separators=(",", ":"))
+
+
+def describe_event(event: Event) -> Iterator[str]:
+    """An event in sentences."""
+    describe = _SENTENCES.get(event.name, _describe_plainly)
+    for line in describe(event):
+        yield printable(line)
+
+
+def printable(text: str) -> str:
+    """``text`` with all but printable characters escaped, on one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def _describe_plainly(event: Event) -> Iterator[str]:
+    facts = ", ".join(f"{name} {_plain(value)}" for name, value in event.fields.items())
+    words = event.name.value.replace("_", " ")
+    yield f"{words}: {facts}" if facts else words
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _describe_listening(event: Event) -> Iterator[str]:
+    yield f"API      {event.fields['api_url']}/v1  (answers 503 until a model is ready)"
+    yield f"console  {event.fields['console_url']}/api/status  (token in run.json of the home)"
+    yield f"peer id  {event.fields['peer_id']}"
+
+
+def _describe_invite(event: Event) -> Iterator[str]:
+    yield "another machine joins with:"
+    yield f"  p2pmesh up --join {event.fields['invite']}"
+
+
+def _describe_pipeline(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} runs as {_count(len(event.fields['stages']), 'stage')}"
+    for stage in event.fields["stages"]:
+        start, end = stage["layers"]
+        yield f"  layers {start} to {end - 1} on {stage['peer_id'][-_SHORT_ID_CHARACTERS:]}"
+
+
+def _describe_ready(event: Event) -> Iterator[str]:
+    models, api_url = event.fields["models"], event.fields["api_url"]
+    yield f"ready: {', '.join(models)} at {api_url}/v1"
+    if not models:
+        return
+    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Say hello."}]})
+    yield "try:"
+    yield f"  curl {api_url}/v1/chat/completions -H 'content-type: application/json' -d {_shell_quoted(body)}"
+
+
+def _shell_quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _describe_error(event: Event) -> Iterator[str]:
+    yield f"p2pmesh: {event.fields['message']}"
+
+
+def _describe_stopping(event: Event) -> Iterator[str]:
+    yield "stopping: requests that run may end; press Ctrl-C again to cut them off"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
+    EventName.LISTENING: _describe_listening,
+    EventName.INVITE: _describe_invite,
+    EventName.PIPELINE_READY: _describe_pipeline,
+    EventName.READY: _describe_ready,
+    EventName.ERROR: _describe_error,
+    EventName.STOPPING: _describe_stopping,
+}
+
+
+def describe_value(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A JSON object as indented lines, ``name: value``, for ``status`` and ``models show``."""
+    for name, item in value.items():
+        label = f"{indent}{printable(name)}:"
+        if isinstance(item, dict) and item:
+            yield label
+            yield from describe_value(item, indent + "  ")
+        elif isinstance(item, list) and any(isinstance(member, dict) for member in item):
+            yield label
+            for number, member in enumerate(item, 1):
+                yield from describe_value({f"{number}": member}, indent + "  ")
+        else:
+            yield f"{label} {printable(_plain(item))}"
+
+
+def describe_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Objects of equal fields as a table with a heading; the last column is not padded."""
+    if not rows:
+        return
+    heading = {name: name.replace("_", " ") for name in rows[0]}
+    cells = [[printable(_plain(row[name])) for name in heading] for row in (heading, *rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heading) - 1)]
+    for line in cells:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]])

@@ -1,0 +1,171 @@
+"""The command line's names. Scripts rely on them: what is here stays, new ones may join.
+
+Only syntax is checked here (exit 2); meaning is checked by the records of ``app.config``.
+"""
+
+import argparse
+from typing import TypeAlias
+
+from p2pmesh import __version__
+from p2pmesh.app.config import (
+    DEFAULT_API_PORT,
+    DEFAULT_CONSOLE_PORT,
+    HOME_VARIABLE,
+    BenchDecodeOptions,
+    ChatOptions,
+    LogFormat,
+    UpOptions,
+    WireDtype,
+    choose_home,
+)
+from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
+from p2pmesh.base.quantities import parse_size_bytes
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; ``command`` in its result names what to run."""
+    parser = argparse.ArgumentParser(
+        prog="p2pmesh",
+        description="Machines that people can spare, as one OpenAI-compatible endpoint.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"p2pmesh {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_up(commands)
+    _add_chat(commands)
+    _add_status(commands)
+    _add_models(commands)
+    _add_bench(commands)
+    return parser
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_command(commands: _Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+    parser.add_argument(
+        "--home", metavar="DIR", help=f"keys, cache and state (default: ${HOME_VARIABLE} or ~/.p2pmesh)"
+    )
+    return parser
+
+
+def _add_up(commands: _Commands) -> None:
+    up = _add_command(commands, "up", "Run a node: serve models, join others, answer /v1.")
+    add = up.add_argument
+    add("--model", metavar="REF", action="append", default=[], help="GGUF file or installed model; repeatable")
+    add("--demo", action="store_true", help="serve the small model that pip installed")
+    add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")
+    add("--join", metavar="INVITE", help="join the overlay of this invite")
+    add("--name", help="how this node is called in the status of others")
+    add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
+    add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
+    add("--listen", metavar="MULTIADDR", action="append", default=[], help="address for peers; repeatable")
+    add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
+    add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
+    add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
+    add("--wire-dtype", choices=[item.value for item in WireDtype], default=WireDtype.F32.value)
+    add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
+
+
+def _add_chat(commands: _Commands) -> None:
+    chat = _add_command(commands, "chat", "Ask a running node and print the answer as it arises.")
+    chat.add_argument("model", metavar="MODEL")
+    chat.add_argument("prompt", metavar="PROMPT")
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+    chat.add_argument("--max-tokens", type=int, metavar="N")
+    chat.add_argument("--temperature", type=float, metavar="T")
+    chat.add_argument("--seed", type=int, metavar="N")
+
+
+def _add_status(commands: _Commands) -> None:
+    status = _add_command(commands, "status", "Show what a running node is doing.")
+    status.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_models(commands: _Commands) -> None:
+    models = commands.add_parser("models", help="Models on this machine.", allow_abbrev=False)
+    actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listed = _add_command(actions, "list", "List the models that --model finds by name.")
+    listed.add_argument("--json", action="store_true", help="as JSON")
+    shown = _add_command(actions, "show", "Show what a model file holds.")
+    shown.add_argument("model", metavar="REF")
+    shown.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_bench(commands: _Commands) -> None:
+    bench = commands.add_parser("bench", help="Measurements on this machine.", allow_abbrev=False)
+    actions = bench.add_subparsers(dest="action", metavar="ACTION", required=True)
+    decode = _add_command(actions, "decode", "Tokens per second: plain loop, one engine, and peers.")
+    decode.add_argument("--model", metavar="REF", help="default: the demo model")
+    decode.add_argument("--peers", type=_counts, metavar="N,N", default=(1, 2, 3), help="default: 1,2,3")
+    decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
+    decode.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _split(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if text.isascii() and text.isdecimal():
+        return int(text[:6])
+    raise argparse.ArgumentTypeError(f"{text!r} is neither 'auto' nor a number of stages")
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size_bytes(text)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,2,3")
+    return tuple(int(part[:6]) for part in parts)
+
+
+def up_options(args: argparse.Namespace) -> UpOptions:
+    """The options of ``up``; ``ConfigError`` where a value makes no sense."""
+    return UpOptions(
+        home=choose_home(args.home),
+        models=tuple(args.model),
+        is_demo=args.demo,
+        split=args.split,
+        invite=args.join,
+        name=args.name,
+        port=args.port,
+        console_port=args.console_port,
+        listen=tuple(args.listen),
+        context_tokens=args.ctx_size,
+        max_memory_bytes=args.max_memory,
+        log_format=LogFormat(args.log_format),
+        wire_dtype=WireDtype(args.wire_dtype),
+        lanes=args.lanes,
+    )
+
+
+def chat_options(args: argparse.Namespace) -> ChatOptions:
+    """The options of ``chat``."""
+    return ChatOptions(
+        home=choose_home(args.home),
+        model=args.model,
+        prompt=args.prompt,
+        system=args.system,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+    )
+
+
+def bench_decode_options(args: argparse.Namespace) -> BenchDecodeOptions:
+    """The options of ``bench decode``."""
+    return BenchDecodeOptions(
+        home=choose_home(args.home),
+        model=args.model,
+        peers=args.peers,
+        prompt_tokens=args.prompt_tokens,
+        decode_tokens=args.tokens,
+        is_json=args.json,
+    )
