@@ -1,0 +1,484 @@
+"""Models on this machine's disk: finding them, cutting stages, keeping received ones (``ports.models.ModelStore``).
+
+Owns names, the layout of the home's cache, who may write it at the same time, and its quota. The bytes of a stage are
+``model.stage_file``'s, file primitives ``model_files``', what is remembered between runs ``model_ledger``'s.
+
+Layout::
+
+    HOME/models/*.gguf              models the operator put there; served under the file's stem
+    HOME/cache/models/<name>.gguf   models joined from the parts that pip installs
+    HOME/cache/stages/<digest>.gguf stages cut here or received, named by their sha256
+    HOME/cache/ledger.json          digests and cuts remembered
+
+Quota: before a stage is written, the least recently used ones go until the new one fits into ``quota_bytes`` and onto
+the disk. A stage handed out stays until ``release``; while all are in use the cache may be larger than its quota.
+"""
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from p2pmesh.adapters import model_files as files
+from p2pmesh.adapters.model_ledger import ModelLedger
+from p2pmesh.adapters.model_packages import PackagedModel, installed_models
+from p2pmesh.base import limits
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
+from p2pmesh.base.ids import Digest, LayerRange, is_digest
+from p2pmesh.base.quantities import GIB
+from p2pmesh.model.families import check_model
+from p2pmesh.model.gguf import GgufIndex, read_index
+from p2pmesh.model.stage_file import STAGE_FORMAT, Copy, Literal, Segment, plan_stage_file
+from p2pmesh.ports.models import ArtifactWriter, ModelFile, StageArtifact
+
+DEFAULT_QUOTA_BYTES = 64 * GIB
+
+_MAX_HOME_MODELS = 256
+_MAX_INDEXES = 16
+_MAX_MODELS = 64
+_MAX_SHOWN_CHARACTERS = 200
+_WORKERS = 2
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A model by name: its file, or the parts it has yet to be joined from."""
+
+    name: str
+    path: Path
+    package: PackagedModel | None = None
+
+
+class _KeyedLocks:
+    """One lock per key, kept only while somebody holds it or waits for it."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[trio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def holding(self, key: str) -> AsyncIterator[None]:
+        """Alone with ``key``."""
+        lock, users = self._locks.get(key, (trio.Lock(), 0))
+        self._locks[key] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[key]
+            if users == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, users - 1)
+
+
+class DiskModelStore:
+    """The store of one home. Construct it once per process and home; construction removes what dead processes left.
+
+    Raises ``ConfigError(HOME_UNUSABLE)`` when the directories cannot be made.
+    """
+
+    def __init__(
+        self,
+        models_directory: Path,
+        cache_directory: Path,
+        *,
+        quota_bytes: int = DEFAULT_QUOTA_BYTES,
+        packages: Callable[[], tuple[PackagedModel, ...]] = installed_models,
+        disk: files.Disk | None = None,
+    ) -> None:
+        self._home_models = models_directory
+        self._joined = cache_directory / "models"
+        self._stages = cache_directory / "stages"
+        self._quota_bytes = quota_bytes
+        self._packages = packages
+        self._disk = disk if disk is not None else files.Disk()
+        with files.translated(f"cannot use {cache_directory}"):
+            for directory in (models_directory, cache_directory, self._joined, self._stages):
+                directory.mkdir(parents=True, exist_ok=True)
+                files.remove_leftovers(directory)
+        self._ledger = ModelLedger(cache_directory / "ledger.json")
+        self._indexes: dict[tuple[Path, files.FileStamp], GgufIndex] = {}
+        self._models: dict[Digest, ModelFile] = {}
+        self._in_use: set[Digest] = set()
+        self._room = threading.Lock()
+        self._locks = _KeyedLocks()
+        self._limiter = trio.CapacityLimiter(_WORKERS)
+
+    # --- whole models
+
+    async def resolve(self, reference: str) -> ModelFile:
+        """A path, the name of a pip-installed model or of one in the home; ``ConfigError`` says what is wrong."""
+        named = await self._run(lambda: self._locate(reference))
+        return await self._load(named)
+
+    async def list_models(self) -> tuple[ModelFile, ...]:
+        """All that ``resolve`` finds by name and can be served; sorted by name. Joins packaged parts the first time."""
+        models: list[ModelFile] = []
+        for named in (await self._run(self._names)).values():
+            with contextlib.suppress(ConfigError):
+                models.append(await self._load(named))
+        return tuple(sorted(models, key=lambda model: model.name))
+
+    async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
+        """A local whole model with this digest, if any. Only files of the right size are read."""
+        known = await self._run(lambda: self._unchanged_model(digest))
+        if known is not None:
+            return known
+        for named in (await self._run(self._names)).values():
+            if not await self._run(lambda named=named: self._may_be(named, digest, size_bytes)):  # type: ignore[misc]
+                continue
+            with contextlib.suppress(ConfigError):
+                model = await self._load(named)
+                if model.digest == digest:
+                    return model
+        return None
+
+    # --- stages
+
+    async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
+        """The stage GGUF of a range; from the cache if it was cut before, the model itself for the whole range.
+
+        Raises ``ConfigError`` (``CUT_UNSUPPORTED``, ``GGUF_INVALID`` for a model file that changed),
+        ``Refused(DISK_FULL)``.
+        """
+        if len(layers) == model.index.layer_count and layers.is_first():
+            return StageArtifact(model.path, model.digest, model.size_bytes)
+        key = f"{model.digest}:{layers.start}:{layers.end}:{STAGE_FORMAT}"
+        async with self._locks.holding(key):
+            return await self._run(lambda: self._cut_or_recall(key, model, layers))
+
+    async def find_artifact(self, digest: Digest) -> StageArtifact | None:
+        """A cut or received stage, or a resolved whole model, by its digest; checked once per change of the file."""
+        if not is_digest(digest):
+            return None
+        async with self._locks.holding(digest):
+            return await self._run(lambda: self._artifact_or_model(digest))
+
+    def release(self, digest: Digest) -> None:
+        """Says that no engine uses the stage any more, so that the quota may take it."""
+        self._in_use.discard(digest)
+
+    def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
+        """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays.
+
+        Raises ``RemoteProtocolError(ARTIFACT_CORRUPT)`` for impossible announcements, missing bytes and wrong ones,
+        ``Refused(DISK_FULL)``.
+        """
+        return self._receiving(digest, size_bytes)
+
+    async def read_artifact(
+        self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Streams an artifact's bytes from ``offset`` into ``sink``, in pieces of at most 1 MiB.
+
+        Raises ``Refused(ARTIFACT_UNKNOWN)`` if the file is gone or another one.
+        """
+        if not 0 <= offset <= artifact.size_bytes:
+            raise Refused(ErrorCode.REQUEST_INVALID, f"the file has {artifact.size_bytes} bytes, so none at {offset}")
+        gone = Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage {artifact.digest[:12]} is no longer on this disk")
+        try:
+            source = await self._run(lambda: files.FileSource(Path(artifact.path)))
+        except ConfigError as error:
+            raise gone from error
+        with source:
+            if source.size_bytes != artifact.size_bytes:
+                raise gone
+            while offset < artifact.size_bytes:
+                count = min(files.PIECE_BYTES, artifact.size_bytes - offset)
+                piece = await self._run(lambda at=offset, count=count: source.read_at(at, count))  # type: ignore[misc]
+                if not piece:
+                    raise gone
+                await sink(piece)
+                offset += len(piece)
+
+    # --- blocking parts of resolve
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        """``work`` in a thread; where it calls ``check_cancelled`` it ends early once we are cancelled."""
+        return await trio.to_thread.run_sync(work, limiter=self._limiter)
+
+    def _names(self) -> dict[str, _Named]:
+        """Everything that has a name; the home's own files before packaged ones."""
+        named = {
+            package.name: _packaged(package, self._joined / f"{package.name}.gguf") for package in self._packages()
+        }
+        with files.translated(f"cannot list {self._home_models}"):
+            paths = sorted(self._home_models.glob("*.gguf"))[:_MAX_HOME_MODELS]
+        named.update({path.stem: _Named(path.stem, path) for path in paths if files.stamp_of(path)})
+        return named
+
+    def _locate(self, reference: str) -> _Named:
+        path = Path(reference)
+        if files.stamp_of(path) is not None:
+            return _Named(path.stem, path.absolute())
+        names = self._names()
+        if reference in names:
+            return names[reference]
+        shown = _shown(reference)
+        if _exists(path):
+            kind = "a directory" if path.is_dir() else "no regular file"
+            raise ConfigError(ErrorCode.MODEL_NOT_A_FILE, f"{shown} is {kind}: name the GGUF file itself")
+        known = ", ".join(sorted(names)) or f"none; put a GGUF file into {self._home_models}"
+        raise ConfigError(
+            ErrorCode.MODEL_NOT_FOUND, f"there is no model {shown}; give a path to a GGUF file, or a name: {known}"
+        )
+
+    async def _load(self, named: _Named) -> ModelFile:
+        async with self._locks.holding(str(named.path)):
+            return await self._run(lambda: self._load_blocking(named))
+
+    def _load_blocking(self, named: _Named) -> ModelFile:
+        if named.package is not None:
+            self._join(named.package, named.path)
+        with files.FileSource(named.path) as source:
+            index = self._index_of(source)
+            digest = self._digest_of(source)
+            has_changed = source.has_changed()
+        if has_changed:
+            raise ConfigError(
+                ErrorCode.GGUF_INVALID,
+                f"{named.path} changed while it was read: wait until it is complete, then try again",
+            )
+        model = ModelFile(named.name, str(named.path), digest, index.size_bytes, index)
+        self._models[digest] = model
+        _drop_oldest(self._models, _MAX_MODELS)
+        return model
+
+    def _index_of(self, source: files.FileSource) -> GgufIndex:
+        key = (source.path, source.stamp)
+        index = self._indexes.get(key)
+        if index is None:
+            index = _read_model(source)
+            self._indexes[key] = index
+            _drop_oldest(self._indexes, _MAX_INDEXES)
+        return index
+
+    def _digest_of(self, source: files.FileSource) -> Digest:
+        known = self._ledger.digest(source.path, source.stamp)
+        if known is not None:
+            return known
+        digest = files.digest_of(source, trio.from_thread.check_cancelled)
+        if not source.has_changed():
+            self._ledger.remember_digest(source.path, source.stamp, digest)
+        return digest
+
+    def _join(self, package: PackagedModel, path: Path) -> None:
+        """Joins a packaged model's parts at ``path``, unless that was done before."""
+        wanted = sum(part.stat().st_size for part in package.parts)
+        stamp = files.stamp_of(path)
+        if stamp is not None and stamp.size_bytes == wanted:
+            return
+        files.require_free(path.parent, wanted, self._disk)
+        with files.pending_file(path.parent, self._disk) as pending:
+            for part in package.parts:
+                with files.FileSource(part) as source:
+                    for piece in files.read_pieces(source, 0, source.size_bytes, trio.from_thread.check_cancelled):
+                        pending.write(piece)
+            if package.digest is not None and pending.digest != package.digest:
+                raise ConfigError(
+                    ErrorCode.GGUF_INVALID,
+                    f"the installed parts of {package.name} are damaged: reinstall them with pip",
+                )
+            digest = pending.digest
+            self._ledger.remember_digest(path, pending.commit(path), digest)
+
+    def _may_be(self, named: _Named, digest: Digest, size_bytes: int) -> bool:
+        """Whether it is worth opening ``named`` in search of ``digest``."""
+        if named.package is None:
+            stamp = files.stamp_of(named.path)
+            return stamp is not None and stamp.size_bytes == size_bytes
+        if named.package.digest not in (None, digest):
+            return False
+        return sum(part.stat().st_size for part in named.package.parts) == size_bytes
+
+    def _unchanged_model(self, digest: Digest) -> ModelFile | None:
+        """A model resolved before, if its file is still the same."""
+        model = self._models.get(digest)
+        if model is None:
+            return None
+        path = Path(model.path)
+        stamp = files.stamp_of(path)
+        if stamp is not None and self._ledger.digest(path, stamp) == digest:
+            return model
+        return None
+
+    # --- blocking parts of stages
+
+    def _cut_or_recall(self, key: str, model: ModelFile, layers: LayerRange) -> StageArtifact:
+        digest = self._ledger.cut(key)
+        kept = self._kept_artifact(digest) if digest is not None else None
+        return kept if kept is not None else self._write_cut(key, model, layers)
+
+    def _write_cut(self, key: str, model: ModelFile, layers: LayerRange) -> StageArtifact:
+        plan = plan_stage_file(model.index, layers)
+        with files.FileSource(Path(model.path)) as source:
+            self._require_same(source, model)
+            self._make_room(plan.size_bytes)
+            with files.pending_file(self._stages, self._disk) as pending:
+                for segment in plan.segments:
+                    _write_segment(segment, source, pending)
+                if source.has_changed():
+                    raise _changed(model)
+                artifact = self._keep(pending)
+        self._ledger.remember_cut(key, artifact.digest)
+        return artifact
+
+    def _require_same(self, source: files.FileSource, model: ModelFile) -> None:
+        """The file must still be what its index says; a stamp seen before answers without reading it."""
+        if source.size_bytes != model.size_bytes or self._digest_of(source) != model.digest:
+            raise _changed(model)
+
+    def _keep(self, pending: files.PendingFile) -> StageArtifact:
+        """Gives a whole stage its name. From here on it counts as in use."""
+        digest = pending.digest
+        path = self._stages / f"{digest}.gguf"
+        with self._room:
+            self._in_use.add(digest)
+            stamp = pending.commit(path)
+        self._ledger.remember_digest(path, stamp, digest)
+        return StageArtifact(str(path), digest, stamp.size_bytes)
+
+    def _kept_artifact(self, digest: Digest) -> StageArtifact | None:
+        """The stage of this digest if it stands in the cache, undamaged; a damaged one is removed."""
+        path = self._stages / f"{digest}.gguf"
+        with self._room:
+            self._in_use.add(digest)
+        try:
+            with files.FileSource(path) as source:
+                if self._digest_of(source) == digest:
+                    return StageArtifact(str(path), digest, source.size_bytes)
+        except ConfigError:
+            pass  # it is not there
+        else:
+            path.unlink(missing_ok=True)
+            self._ledger.forget(path)
+        self._in_use.discard(digest)
+        return None
+
+    def _artifact_or_model(self, digest: Digest) -> StageArtifact | None:
+        model = self._unchanged_model(digest)
+        if model is not None:
+            return StageArtifact(model.path, model.digest, model.size_bytes)
+        return self._kept_artifact(digest)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Evicts unused stages until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if the disk has no room then."""
+        with self._room, files.translated(f"cannot use {self._stages}"):
+            stages = self._ledger.by_use(list(self._stages.glob("*.gguf")))
+            used_bytes = sum(path.stat().st_size for path in stages)
+            for path in stages:
+                fits_quota = used_bytes + size_bytes <= self._quota_bytes
+                if fits_quota and self._disk.free_bytes(self._stages) >= size_bytes:
+                    break
+                if Digest(path.stem) in self._in_use:
+                    continue
+                used_bytes -= path.stat().st_size
+                path.unlink(missing_ok=True)
+                self._ledger.forget(path)
+        files.require_free(self._stages, size_bytes, self._disk)
+
+    # --- receiving
+
+    @asynccontextmanager
+    async def _receiving(self, digest: Digest, size_bytes: int) -> AsyncIterator[ArtifactWriter]:
+        if not is_digest(digest) or not 0 < size_bytes <= limits.MAX_ARTIFACT_BYTES:
+            raise RemoteProtocolError(
+                ErrorCode.ARTIFACT_CORRUPT, f"no stage has {size_bytes} bytes and the digest {digest[:64]!r}"
+            )
+        pending = await self._run(lambda: self._start_receiving(size_bytes))
+        try:
+            yield _Receiver(pending, size_bytes, self._run)
+            if pending.written_bytes != size_bytes or pending.digest != digest:
+                raise RemoteProtocolError(
+                    ErrorCode.ARTIFACT_CORRUPT,
+                    f"received {pending.written_bytes} of {size_bytes} bytes with the digest {pending.digest[:12]} "
+                    f"instead of {digest[:12]}: fetch the stage again",
+                )
+            await self._run(lambda: self._keep(pending))
+        finally:
+            pending.discard()
+
+    def _start_receiving(self, size_bytes: int) -> files.PendingFile:
+        self._make_room(size_bytes)
+        return files.PendingFile(self._stages, self._disk)
+
+
+class _Receiver:
+    """``ArtifactWriter`` over a pending file."""
+
+    __slots__ = ("_pending", "_run", "_size_bytes")
+
+    def __init__(
+        self, pending: files.PendingFile, size_bytes: int, run: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> None:
+        self._pending = pending
+        self._size_bytes = size_bytes
+        self._run = run
+
+    async def write(self, data: bytes) -> None:
+        """Appends; ``Refused(DISK_FULL)``, ``RemoteProtocolError(ARTIFACT_CORRUPT)`` beyond the announced size."""
+        if self._pending.written_bytes + len(data) > self._size_bytes:
+            raise RemoteProtocolError(
+                ErrorCode.ARTIFACT_CORRUPT, f"more bytes came than the {self._size_bytes} that were announced"
+            )
+        await self._run(lambda: self._pending.write(data))
+
+
+def _read_model(source: files.FileSource) -> GgufIndex:
+    try:
+        index = read_index(source)
+        check_model(index)
+    except (RemoteProtocolError, ConfigError) as error:
+        raise ConfigError(error.code, f"{_shown(str(source.path))}: {error.message}") from error
+    return index
+
+
+def _write_segment(segment: Segment, source: files.FileSource, pending: files.PendingFile) -> None:
+    check_cancelled = trio.from_thread.check_cancelled
+    if isinstance(segment, Literal):
+        pending.write(segment.data)
+    elif isinstance(segment, Copy):
+        for piece in files.read_pieces(source, segment.span.offset, segment.span.size_bytes, check_cancelled):
+            pending.write(piece)
+    else:
+        for start in range(0, segment.size_bytes, files.PIECE_BYTES):
+            pending.write(bytes(min(files.PIECE_BYTES, segment.size_bytes - start)))
+
+
+def _packaged(package: PackagedModel, joined: Path) -> _Named:
+    if len(package.parts) == 1:
+        return _Named(package.name, package.parts[0])
+    return _Named(package.name, joined, package)
+
+
+def _changed(model: ModelFile) -> ConfigError:
+    return ConfigError(ErrorCode.GGUF_INVALID, f"{model.path} changed since it was opened: start the node again")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _shown(text: str) -> str:
+    """``text`` on one line and not too long, for an error message."""
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    return printable if len(printable) <= _MAX_SHOWN_CHARACTERS else printable[:_MAX_SHOWN_CHARACTERS] + "…"
+
+
+def _drop_oldest(entries: dict[_K, _V], most: int) -> None:
+    while len(entries) > most:
+        del entries[next(iter(entries))]
