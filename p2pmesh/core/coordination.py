@@ -129,8 +129,12 @@ class RunMachine:
     """One run over ``stage_count`` stages."""
 
     def __init__(self, stage_count: int, policy: RunPolicy | None = None) -> None:
+        if stage_count < 1:
+            raise ValueError("a run holds at least one stage")
         self._policy = policy or RunPolicy()
+        self._stage_count = stage_count
         self._loading = stage_count - 1
+        self._is_started = False
         self._phase = RunPhase.LOADING
         self._deadline: Micros | None = None
 
@@ -149,25 +153,36 @@ class RunMachine:
             return ()
         match event:
             case RunStarted():
-                return self._load(now)
+                return self._on_started(now)
             case StageReported(index, state):
                 return self._on_report(index, state, now)
             case StageFailed(index, code, text):
-                return self._end(code, text, index)
+                return self._end(code, text, index) if self._is_stage(index) else ()
             case ProbeSucceeded():
                 return self._on_probe(now)
             case ProbeFailed(code, text):
-                return self._end(code, f"no token came through: {text}", None)
+                return self._on_probe_failed(code, text)
             case PublishSucceeded():
                 return self._on_publish()
             case DeadlinePassed():
                 return self._on_deadline(now)
+
+    def _is_stage(self, index: int) -> bool:
+        return 0 <= index < self._stage_count
+
+    def _on_started(self, now: Micros) -> tuple[Effect, ...]:
+        if self._is_started:
+            return ()
+        self._is_started = True
+        return self._load(now)
 
     def _load(self, now: Micros) -> tuple[Effect, ...]:
         self._deadline = Micros(now + self._policy.progress_us)
         return (StartLoad(self._loading),)
 
     def _on_report(self, index: int, state: StageState, now: Micros) -> tuple[Effect, ...]:
+        if not self._is_started or not self._is_stage(index):
+            return ()
         if state in (StageState.FAILED, StageState.STOPPED):
             return self._end(ErrorCode.PEER_LOST, f"stage {index} {state.value}", index)
         if self._phase is not RunPhase.LOADING or index != self._loading:
@@ -188,6 +203,11 @@ class RunMachine:
         self._phase = RunPhase.PUBLISHING
         self._deadline = Micros(now + self._policy.publish_us)
         return (StartPublish(),)
+
+    def _on_probe_failed(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
+        if self._phase is not RunPhase.PROBING:
+            return ()
+        return self._end(code, f"no token came through: {text}", None)
 
     def _on_publish(self) -> tuple[Effect, ...]:
         if self._phase is not RunPhase.PUBLISHING:

@@ -185,7 +185,7 @@ class GenerationMachine:
             return ()
         match event:
             case Begin():
-                return (SendBegin(), *self._send_prompt(now))
+                return self._on_begin(now)
             case CreditArrived(position):
                 return self._on_credit(position, now)
             case TokensArrived(position, tokens):
@@ -196,6 +196,16 @@ class GenerationMachine:
                 return self._end(SendCancel(), Fail(ErrorCode.CANCELLED, "the client went away"))
             case DeadlinePassed():
                 return self._on_deadline(now)
+
+    def _on_begin(self, now: Micros) -> tuple[Effect, ...]:
+        if self._sent > 0:
+            return ()
+        if len(self._prompt) >= self._policy.context_tokens:
+            text = f"a prompt of {len(self._prompt)} tokens leaves no room in {self._policy.context_tokens}; shorten it"
+            return self._end(Fail(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text))
+        if self._budget < 1:
+            return self._end(Finish(FinishReason.LENGTH, "", 0))
+        return (SendBegin(), *self._send_prompt(now))
 
     def _send_prompt(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []
@@ -214,6 +224,8 @@ class GenerationMachine:
         ):
             return self._broken(f"a credit for position {position}; {self._credited} to {self._sent} are open")
         self._credited = position
+        if self._generated > 0:
+            return ()  # a token overtook the credit: the wait is for the next token by now
         return self._send_prompt(now)
 
     def _on_tokens(self, position: int, tokens: tuple[int, ...], now: Micros) -> tuple[Effect, ...]:

@@ -1,16 +1,22 @@
 """Where the layers of a model go: a total function of exact bytes and the peers at hand.
 
 Fewest peers that fit; the coordinator holds stage 0 unless it holds nothing; within that, the cut that fills the
-fullest peer least. Links and compute speed are not weighed yet.
+fullest peer least. Which peers: the coordinator and the largest others. Every order of up to ``MAX_ORDERED_PEERS``
+others is tried; more of them stand from the largest to the smallest, which may miss a fit that another order has.
+Links and compute speed are not weighed yet.
 """
 
-from collections.abc import Callable
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 
 from p2pmesh.base.ids import LayerRange, PeerId
+from p2pmesh.base.limits import MAX_STAGES
 from p2pmesh.base.quantities import format_size
+
+MAX_ORDERED_PEERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,19 @@ class CandidatePeer:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """``stage_count`` None is automatic; otherwise exactly so many stages on so many peers."""
+    """``stage_count`` None is automatic; otherwise exactly so many stages (at least 1) on so many peers.
+
+    A peer that stands twice among ``others``, or there beside being the coordinator, counts once.
+    """
 
     cost: ModelCost
     coordinator: CandidatePeer
     others: tuple[CandidatePeer, ...]
     stage_count: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stage_count is not None and self.stage_count < 1:
+            raise ValueError(f"{self.stage_count} stages hold no model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,76 +113,183 @@ class PlacementRefusal:
 def plan_placement(request: PlacementRequest) -> Placement | PlacementRefusal:
     """The placement, or why there is none. The order of ``others`` does not matter."""
     givers = _givers(request)
-    if not givers:
-        return PlacementRefusal(
-            PlacementReason.NO_MEMORY_OFFERED, "no peer offers memory; start one without --max-memory 0", True
-        )
-    wanted = request.stage_count
-    if wanted is not None and wanted > request.cost.layer_count:
-        text = f"{wanted} stages of {request.cost.layer_count} layers; ask for fewer"
-        return PlacementRefusal(PlacementReason.TOO_FEW_LAYERS, text, False)
-    if wanted is not None and wanted > len(givers):
-        short = wanted - len(givers)
-        text = f"{wanted} stages need {wanted} peers with memory, {len(givers)} are here; start {short} more"
-        return PlacementRefusal(PlacementReason.TOO_FEW_PEERS, text, True)
-    counts = range(1, min(len(givers), request.cost.layer_count) + 1) if wanted is None else (wanted,)
-    for count in counts:
-        stages = _cut(request.cost, givers[:count])
-        if stages is not None:
-            return Placement(stages)
-    return _explain_shortage(request.cost, givers, wanted)
+    refusal = _refuse_at_once(request, givers)
+    if refusal is not None:
+        return refusal
+    table = _CutTable(request.cost)
+    stages = _first_fit(table, givers, request)
+    return Placement(stages) if stages is not None else _explain_shortage(table, givers, request)
 
 
 def _givers(request: PlacementRequest) -> tuple[CandidatePeer, ...]:
     """Peers that offer memory: the coordinator first, then the largest, ties by peer id."""
+    by_id = {peer.peer_id: peer for peer in sorted(request.others, key=lambda peer: -peer.free_bytes)}
     others = sorted(
-        (peer for peer in request.others if peer.free_bytes > 0 and peer.peer_id != request.coordinator.peer_id),
+        (peer for peer in by_id.values() if peer.free_bytes > 0 and peer.peer_id != request.coordinator.peer_id),
         key=lambda peer: (-peer.free_bytes, peer.peer_id),
     )
-    head = (request.coordinator,) if request.coordinator.free_bytes > 0 else ()
+    head = (request.coordinator,) if _coordinator_gives(request) else ()
     return (*head, *others)
 
 
-def _cut(cost: ModelCost, peers: tuple[CandidatePeer, ...]) -> tuple[PlannedStage, ...] | None:
-    """Cuts for these peers in this order that fill the fullest least; None if nothing fits.
-
-    Dynamic programming over (stages placed, layer reached); fractions are exact, the earlier cut wins a tie.
-    """
-    ends = (*cost.cuts, cost.layer_count)
-    reached: dict[int, tuple[Fraction, tuple[LayerRange, ...]]] = {0: (Fraction(0), ())}
-    for number, peer in enumerate(peers, start=1):
-        is_last_peer = number == len(peers)
-        following: dict[int, tuple[Fraction, tuple[LayerRange, ...]]] = {}
-        for start in sorted(reached):
-            fullest, ranges = reached[start]
-            for end in ends:
-                if end <= start or is_last_peer != (end == cost.layer_count):
-                    continue
-                layers = LayerRange(start, end)
-                fill = Fraction(cost.bytes_of(layers), peer.free_bytes)
-                if fill > 1 or not cost.is_permitted(layers):
-                    continue
-                option = (max(fullest, fill), (*ranges, layers))
-                if end not in following or option[0] < following[end][0]:
-                    following[end] = option
-        reached = following
-    best = reached.get(cost.layer_count)
-    if best is None:
-        return None
-    return tuple(
-        PlannedStage(peer.peer_id, layers, cost.bytes_of(layers), peer.free_bytes)
-        for peer, layers in zip(peers, best[1], strict=True)
-    )
+def _coordinator_gives(request: PlacementRequest) -> bool:
+    return request.coordinator.free_bytes > 0
 
 
-def _explain_shortage(cost: ModelCost, givers: tuple[CandidatePeer, ...], wanted: int | None) -> PlacementRefusal:
-    whole = cost.bytes_of(LayerRange(0, cost.layer_count))
-    offered = sum(peer.free_bytes for peer in givers)
+def _most_stages(request: PlacementRequest) -> int:
+    """Stages that the layers, the cuts and the protocol allow, or the number that was asked for."""
+    cost = request.cost
+    return request.stage_count or min(cost.layer_count, len(cost.cuts) + 1, MAX_STAGES)
+
+
+def _refuse_at_once(request: PlacementRequest, givers: tuple[CandidatePeer, ...]) -> PlacementRefusal | None:
+    """Refusals that counting alone gives; those that no peer can mend come first."""
+    wanted = request.stage_count
+    cost = request.cost
+    if wanted is not None and wanted > min(cost.layer_count, MAX_STAGES):
+        text = f"{wanted} stages of {cost.layer_count} layers, of at most {MAX_STAGES} stages; ask for fewer"
+        return PlacementRefusal(PlacementReason.TOO_FEW_LAYERS, text, False)
     if wanted is not None and wanted - 1 > len(cost.cuts):
-        text = f"{wanted} stages need {wanted - 1} cuts, this family permits {len(cost.cuts)}"
+        text = f"{wanted} stages need {wanted - 1} cuts, this family permits {len(cost.cuts)}; ask for fewer"
         return PlacementRefusal(PlacementReason.NO_PERMITTED_CUT, text, False)
+    if not givers:
+        text = "no peer offers memory (0 B in all); start one without --max-memory 0"
+        return PlacementRefusal(PlacementReason.NO_MEMORY_OFFERED, text, True)
+    if wanted is not None and wanted > len(givers):
+        short = wanted - len(givers)
+        text = f"{wanted} stages need {wanted} peers with memory, {len(givers)} are here; start {short} more"
+        return PlacementRefusal(PlacementReason.TOO_FEW_PEERS, text, True)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cutting:
+    """Where the stages so far end, and how full their fullest peer is: ``needed / free``."""
+
+    ends: tuple[int, ...] = ()
+    needed: int = 0
+    free: int = 1
+
+    def is_emptier_than(self, other: "_Cutting") -> bool:
+        """Exact comparison of two fractions."""
+        return self.needed * other.free < other.needed * self.free
+
+    def followed_by(self, end: int, needed: int, free: int) -> "_Cutting":
+        """One stage more, up to ``end``."""
+        if self.needed * free >= needed * self.free:
+            return _Cutting((*self.ends, end), self.needed, self.free)
+        return _Cutting((*self.ends, end), needed, free)
+
+
+class _CutTable:
+    """Sizes of all ranges in constant time, and the step of the dynamic programming over (stage, layer reached)."""
+
+    def __init__(self, cost: ModelCost) -> None:
+        self.cost = cost
+        self._ends = (*cost.cuts, cost.layer_count)
+        self._sums = (0, *itertools.accumulate(cost.layer_bytes))
+
+    def needed_bytes(self, start: int, end: int) -> int:
+        """As ``ModelCost.bytes_of``."""
+        needed = self._sums[end] - self._sums[start] + self.cost.stage_bytes
+        if start == 0:
+            needed += self.cost.first_bytes
+        if end == self.cost.layer_count:
+            needed += self.cost.last_bytes
+        return needed
+
+    def extend(self, reached: dict[int, _Cutting], free_bytes: int) -> dict[int, _Cutting]:
+        """The best cutting for each layer that one more peer can reach; the earlier cut wins a tie."""
+        following: dict[int, _Cutting] = {}
+        for start in sorted(reached):
+            for end in self._ends[bisect_right(self._ends, start) :]:
+                needed = self.needed_bytes(start, end)
+                if needed > free_bytes:
+                    break  # sizes only grow with the end
+                if not self.cost.is_permitted(LayerRange(start, end)):
+                    continue
+                option = reached[start].followed_by(end, needed, free_bytes)
+                if end not in following or option.is_emptier_than(following[end]):
+                    following[end] = option
+        return following
+
+    def steps(self, free_bytes: tuple[int, ...]) -> Iterator[_Cutting | None]:
+        """For one peer, two, three and so on in this order: the best cutting of the whole model, if one fits."""
+        reached = {0: _Cutting()}
+        for free in free_bytes:
+            reached = self.extend(reached, free)
+            yield reached.pop(self.cost.layer_count, None)
+
+    def stages(self, peers: tuple[CandidatePeer, ...], cutting: _Cutting) -> tuple[PlannedStage, ...]:
+        """The cutting as planned stages."""
+        ranges = itertools.starmap(LayerRange, itertools.pairwise((0, *cutting.ends)))
+        return tuple(
+            PlannedStage(peer.peer_id, layers, self.needed_bytes(layers.start, layers.end), peer.free_bytes)
+            for peer, layers in zip(peers, ranges, strict=True)
+        )
+
+
+def _first_fit(
+    table: _CutTable, givers: tuple[CandidatePeer, ...], request: PlacementRequest
+) -> tuple[PlannedStage, ...] | None:
+    """The stages of the smallest number of peers that is allowed and fits."""
+    fixed = 1 if _coordinator_gives(request) else 0
+    peers = givers[: _most_stages(request)]
+    in_order = table.steps(tuple(peer.free_bytes for peer in peers))
+    for count, cutting in enumerate(in_order, start=1):
+        if request.stage_count not in (None, count):
+            continue
+        if 1 < count - fixed <= MAX_ORDERED_PEERS:
+            stages = _best_order(table, peers[:fixed], peers[fixed:count])
+        else:
+            stages = table.stages(peers[:count], cutting) if cutting is not None else None
+        if stages is not None:
+            return stages
+    return None
+
+
+def _best_order(
+    table: _CutTable, head: tuple[CandidatePeer, ...], others: tuple[CandidatePeer, ...]
+) -> tuple[PlannedStage, ...] | None:
+    """The order of ``others`` whose fullest peer is emptiest; the order given wins a tie."""
+    best: tuple[_Cutting, tuple[CandidatePeer, ...]] | None = None
+    for order in itertools.permutations(others):
+        peers = (*head, *order)
+        *_, cutting = table.steps(tuple(peer.free_bytes for peer in peers))
+        if cutting is not None and (best is None or cutting.is_emptier_than(best[0])):
+            best = (cutting, peers)
+    return None if best is None else table.stages(best[1], best[0])
+
+
+def _explain_shortage(
+    table: _CutTable, givers: tuple[CandidatePeer, ...], request: PlacementRequest
+) -> PlacementRefusal:
+    cost = request.cost
+    whole = table.needed_bytes(0, cost.layer_count)
+    most = _most_stages(request)
+    if not _could_be_cut(table, request):
+        text = f"the family's rules permit no cut into {most} stages of its {cost.layer_count} layers"
+        return PlacementRefusal(PlacementReason.NO_PERMITTED_CUT, text, False)
+    smallest_first = table.needed_bytes(0, (*cost.cuts, cost.layer_count)[0])
+    if _coordinator_gives(request) and request.coordinator.free_bytes < smallest_first:
+        text = (
+            f"this peer offers {format_size(request.coordinator.free_bytes)}, its stage needs at least "
+            f"{format_size(smallest_first)}; raise --max-memory, or set it to 0 so that others hold the model"
+        )
+        return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, False)
     text = (
         f"the model needs {format_size(whole)} (context and lanes included), {len(givers)} peers offer "
-        f"{format_size(offered)}; add a peer, raise --max-memory, or lower --ctx-size or --lanes"
+        f"{format_size(sum(peer.free_bytes for peer in givers))}; add a peer, raise --max-memory, or lower --ctx-size "
+        "or --lanes"
     )
-    return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, wanted is None)
+    return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, most > 1 or not _coordinator_gives(request))
+
+
+def _could_be_cut(table: _CutTable, request: PlacementRequest) -> bool:
+    """Whether peers without bounds could hold the model in a number of stages that is allowed."""
+    unbounded = (table.needed_bytes(0, request.cost.layer_count),) * _most_stages(request)
+    steps = table.steps(unbounded)
+    if request.stage_count is None:
+        return any(cutting is not None for cutting in steps)
+    *_, exactly = steps
+    return exactly is not None

@@ -31,8 +31,9 @@ def choose_driver(
         for announcement in announcements
         if any(served.name == model for served in announcement.models)
     )
-    return max(drivers, key=lambda peer: (_weight(key, peer), peer), default=None)
+    fixed_key = hashlib.blake2b(key, digest_size=32).digest()  # all of the key counts, however long it is
+    return max(drivers, key=lambda peer: (_weight(fixed_key, peer), peer), default=None)
 
 
 def _weight(key: bytes, peer: PeerId) -> bytes:
-    return hashlib.blake2b(peer.encode(), key=key[:64], digest_size=16).digest()
+    return hashlib.blake2b(peer.encode(), key=key, digest_size=16).digest()

@@ -1,6 +1,7 @@
 """Token ids -> text that may be shown: bytes across tokens, stop sequences across tokens.
 
-Total and incremental: what has been given out never changes, and no part of a stop sequence is ever given out.
+Total and incremental: what has been given out never changes, no part of the stop sequence that ends a text is ever
+given out, and the text does not depend on where one token ends and the next begins.
 """
 
 import codecs
@@ -51,8 +52,9 @@ class TextAssembler:
         return TextStep(text, is_stopped=False)
 
     def _first_stop(self) -> int | None:
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(found, default=None)
+        """Where the text ends: the stop that completes first counts, so that token boundaries change nothing."""
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        return min(found)[1] if found else None
 
     def _suffix_that_may_become_a_stop(self) -> int:
         longest = 0
