@@ -1,0 +1,277 @@
+"""Everything in py-libp2p 0.8.1 that a peer could use against us, replaced or guarded; applied once per process.
+
+Owns: the assertion that the installed libp2p is the one these cures were written for; subclasses of its services in
+which no task of a peer's making can end the host; what is patched in modules because no parameter reaches it. The
+multiplexer (``yamux``) and the secure channel (``noise``) are replacements of their own.
+
+Cured here, each measured or read in the installed source:
+
+- an exception in a stream handler, or in any task of swarm, pubsub or gossipsub, cancelled the whole process;
+- a malformed pubsub message, a garbage key in one or a raising validator did the same;
+- the inbound limit was never given back: after ``max_connections`` inbound connections in the life of a process,
+  every further one was refused;
+- one peer could take all inbound slots, and every name ever seen stayed in the peer store;
+- listening sockets shared their port with any process of the same user (SO_REUSEPORT), which then got half of the peers;
+- control lists of a gossip message were not bounded, and topics nobody joined grew tables for ever;
+- the auto-connector dials every peer that was ever heard of;
+- ``logging.warning`` on the root logger, and an error line for each normal end of a connection.
+"""
+
+import importlib
+import importlib.metadata
+import logging
+import socket as stdlib_socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import libp2p.identity.identify.identify as libp2p_identify
+import libp2p.network.connection.swarm_connection as libp2p_swarm_connection
+import libp2p.transport.tcp.tcp as libp2p_tcp
+import trio
+from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
+from libp2p.custom_types import StreamHandlerFn, TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectError
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.transport.exceptions import MuxerUpgradeFailure
+from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
+
+import p2pmesh
+from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
+from p2pmesh.adapters.p2p.noise import NoiseChannel
+from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
+from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection
+from p2pmesh.base.errors import ConfigError, ErrorCode
+
+LIBP2P_VERSION = "0.8.1"
+MAX_CONNECTIONS_PER_PEER = 4
+"""Two peers that dial each other at once have two; more serve nobody."""
+MAX_GOSSIP_CONTROLS = 256
+"""Entries of each control list (IHAVE, IWANT, GRAFT, PRUNE) in one gossip message."""
+MUXER_TIMEOUT_S = 10
+DAEMON_RESTART_S = 1.0
+RESET_TIMEOUT_S = 2.0
+
+AGENT_VERSION = f"p2pmesh/{p2pmesh.__version__}"
+
+# Private or patched names that the cures rest on; a libp2p without one of them is another libp2p.
+_NAMES: tuple[tuple[str, str], ...] = (
+    ("libp2p.host.basic_host", "BasicHost._identify_task_entry"),
+    ("libp2p.identity.identify.identify", "AGENT_VERSION"),
+    ("libp2p.network.connection.swarm_connection", "SwarmConn._handle_muxed_stream"),
+    ("libp2p.network.connection.swarm_connection", "logging"),
+    ("libp2p.network.swarm", "Swarm.add_conn"),
+    ("libp2p.network.swarm", "Swarm.dial_addr"),
+    ("libp2p.network.swarm", "Swarm.upgrade_inbound_raw_conn"),
+    ("libp2p.pubsub.gossipsub", "GossipSub.handle_rpc"),
+    ("libp2p.pubsub.pubsub", "Pubsub._handle_dead_peer"),
+    ("libp2p.pubsub.pubsub", "Pubsub.stream_handler"),
+    ("libp2p.security.noise.io", "BaseNoiseMsgReadWriter.write_msg"),
+    ("libp2p.tools.anyio_service.api", "Service.manager"),
+    ("libp2p.transport.tcp.tcp", "_set_reuse_flags"),
+    ("libp2p.transport.upgrader", "TransportUpgrader.upgrade_connection"),
+)
+
+log = logging.getLogger(__name__)
+
+
+def harden_libp2p() -> None:
+    """Checks the installed libp2p and patches it; idempotent. ``ConfigError(CONFIG_INVALID)`` if it is another one."""
+    _check_libp2p(importlib.metadata.version("libp2p"))
+    libp2p_tcp._set_reuse_flags = _own_the_port
+    libp2p_identify.AGENT_VERSION = AGENT_VERSION
+    # That module warns on the root logger; as a logger of its own it obeys the level set below.
+    libp2p_swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[assignment]
+    for name in ("libp2p", "multiaddr", "async_service"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _check_libp2p(version: str) -> None:
+    advice = f"install exactly libp2p=={LIBP2P_VERSION}"
+    if version != LIBP2P_VERSION:
+        raise ConfigError(ErrorCode.CONFIG_INVALID, f"libp2p {version} is installed, and is not hardened; {advice}")
+    for module, path in _NAMES:
+        found: object = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part, None)
+            if found is None:
+                raise ConfigError(ErrorCode.CONFIG_INVALID, f"{module}.{path} is missing in libp2p; {advice}")
+
+
+def _own_the_port(sock: Any) -> None:
+    """Listen alone on the port, also over the last process's lingering connections; IPv6 apart from IPv4."""
+    sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_REUSEADDR, 1)
+    if sock.family == stdlib_socket.AF_INET6:
+        sock.setsockopt(stdlib_socket.IPPROTO_IPV6, stdlib_socket.IPV6_V6ONLY, 1)
+
+
+class FaultLog:
+    """Tells the operator of faults that peers cause, without letting peers fill the log: the 1st, 2nd, 4th, 8th, …"""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def note(self, where: str, error: BaseException) -> None:
+        """Counts one fault."""
+        self._count += 1
+        if self._count & (self._count - 1) == 0:
+            log.warning("a peer caused a fault in %s, contained: %r (%d so far)", where, error, self._count)
+
+
+faults = FaultLog()
+
+
+class _GuardedManager:
+    """A libp2p service manager whose tasks cannot end the service: a failed task is noted, a daemon starts again."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def run_task(self, async_fn: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> None:
+        """The manager's ``run_task``, guarded."""
+        is_daemon = bool(options.get("daemon", False))
+
+        async def guarded(*inner: Any) -> None:
+            while True:
+                try:
+                    await async_fn(*inner)
+                    return
+                except Exception as error:  # noqa: BLE001  whatever a peer provoked must stay in this task
+                    faults.note(getattr(async_fn, "__qualname__", "a task"), error)
+                if not is_daemon:
+                    return
+                await trio.sleep(DAEMON_RESTART_S)
+
+        self._manager.run_task(guarded, *args, **options)
+
+    def run_daemon_task(self, async_fn: Callable[..., Awaitable[Any]], *args: Any, name: str | None = None) -> None:
+        """The manager's ``run_daemon_task``, guarded."""
+        self.run_task(async_fn, *args, daemon=True, name=name)
+
+
+class HardenedUpgrader(TransportUpgrader):
+    """Upgrades with our multiplexer; the stock one builds py-libp2p's whatever is registered."""
+
+    vigilance = Vigilance()
+
+    async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        """A yamux connection over a noise channel; ``MuxerUpgradeFailure``."""
+        if not isinstance(conn, NoiseChannel):
+            raise MuxerUpgradeFailure("the connection is not a noise channel")
+        try:
+            with trio.fail_after(MUXER_TIMEOUT_S):
+                await self._agree_on_yamux(conn)
+        except (MultiselectError, NegotiationRefused, trio.TooSlowError) as error:
+            raise MuxerUpgradeFailure("the peer does not speak yamux") from error
+        return YamuxConnection(conn, peer_id, self.vigilance)
+
+    async def _agree_on_yamux(self, conn: NoiseChannel) -> None:
+        if conn.is_initiator:
+            await propose(conn, YAMUX_PROTOCOL_ID)
+        else:
+            await Multiselect({TProtocol(YAMUX_PROTOCOL_ID): None}).negotiate(
+                MultiselectCommunicator(conn), MUXER_TIMEOUT_S
+            )
+
+
+class HardenedSwarm(Swarm):
+    """The swarm in which each connection's trouble is its own."""
+
+    @property
+    def manager(self) -> Any:
+        """The guarded manager."""
+        return _GuardedManager(super().manager)
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        """Registers a connection; ``SwarmException`` if the peer has enough of them."""
+        if len(self.get_connections(muxed_conn.peer_id)) >= MAX_CONNECTIONS_PER_PEER:
+            await muxed_conn.close()
+            raise SwarmException(f"{muxed_conn.peer_id} has {MAX_CONNECTIONS_PER_PEER} connections already")
+        return await super().add_conn(muxed_conn, direction)
+
+    async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
+        """Serves an inbound connection to its end: only then may the caller give its inbound slot back."""
+        muxed_conn = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        if isinstance(muxed_conn, YamuxConnection):
+            await muxed_conn.event_closed.wait()
+        raise SwarmException("the connection has ended")
+
+
+class HardenedHost(BasicHost):
+    """The host whose handlers and background work cannot escape."""
+
+    def guard_streams(self) -> None:
+        """Puts the guard around everything that runs for an inbound stream, negotiation included."""
+        self.get_network().set_stream_handler(guarded_handler(self._swarm_stream_handler))
+
+    async def _identify_task_entry(self, peer_id: ID, reason: str) -> None:
+        # It runs as a system task, where an exception would end the process.
+        try:
+            await super()._identify_task_entry(peer_id, reason)
+        except Exception as error:  # noqa: BLE001  whatever the peer answered
+            faults.note("identify", error)
+
+
+def guarded_handler(handler: StreamHandlerFn) -> StreamHandlerFn:
+    """A stream handler whose exceptions cost its stream and nothing else."""
+
+    async def guarded(stream: INetStream) -> None:
+        try:
+            await handler(stream)
+        except Exception as error:  # noqa: BLE001  handlers run peers' input
+            faults.note(f"the handler of {stream.get_protocol()}", error)
+            with trio.move_on_after(RESET_TIMEOUT_S, shield=True):
+                await stream.reset()
+
+    return guarded
+
+
+class HardenedPubsub(Pubsub):
+    """Pubsub that survives whatever is in a message."""
+
+    @property
+    def manager(self) -> Any:
+        """The guarded manager."""
+        return _GuardedManager(super().manager)
+
+    async def stream_handler(self, stream: INetStream) -> None:
+        """Reads one peer's messages; one that cannot be parsed ends the stream, not the service."""
+        try:
+            await super().stream_handler(stream)
+        except Exception as error:  # noqa: BLE001  protobuf and crypto raise many kinds
+            faults.note("pubsub", error)
+            with trio.move_on_after(RESET_TIMEOUT_S, shield=True):
+                await stream.reset()
+            self._handle_dead_peer(stream.muxed_conn.peer_id)
+
+
+class HardenedGossipSub(GossipSub):
+    """Gossipsub that hears control entries only of topics joined here, and only so many."""
+
+    @property
+    def manager(self) -> Any:
+        """The guarded manager."""
+        return _GuardedManager(super().manager)
+
+    async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
+        """Handles the entries within the limits."""
+        control = rpc.control
+        for entries in (control.ihave, control.graft, control.prune):
+            kept = [entry for entry in entries[:MAX_GOSSIP_CONTROLS] if entry.topicID in self.mesh]
+            del entries[:]
+            entries.extend(kept)
+        del control.iwant[MAX_GOSSIP_CONTROLS:]
+        del control.idontwant[MAX_GOSSIP_CONTROLS:]
+        await super().handle_rpc(rpc, sender_peer_id)

@@ -1,0 +1,365 @@
+"""The libp2p host as ``ports.network.Network``.
+
+Owns start and stop, dialling (every address, staggered, with deadlines; libp2p's own dialler tries two, waits 250 ms
+and then refuses the peer for a minute), inbound streams, connection events and the addresses we announce. What peers
+could break is cured in ``hardening``; gossip is in ``gossip``.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import cast
+
+import trio
+from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore, PeerStoreError
+from libp2p.rcmgr import Direction
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
+
+from p2pmesh.adapters.identity import NodeIdentity
+from p2pmesh.adapters.p2p.addresses import announced, dialable, parse_listen_addresses, port_in_use
+from p2pmesh.adapters.p2p.events import ConnectionEvents
+from p2pmesh.adapters.p2p.gossip import Gossip, open_gossip
+from p2pmesh.adapters.p2p.hardening import (
+    HardenedHost,
+    HardenedSwarm,
+    HardenedUpgrader,
+    faults,
+    harden_libp2p,
+)
+from p2pmesh.adapters.p2p.keys import libp2p_id, libp2p_key_pair, peer_id_of
+from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
+from p2pmesh.adapters.p2p.noise import NoiseTransport
+from p2pmesh.adapters.p2p.streams import PeerStream, forget_net_stream
+from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
+from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
+from p2pmesh.base.ids import PeerId
+from p2pmesh.ports.network import ConnectionEvent, StreamServer, Subscription
+
+MAX_CONNECTIONS = 512
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+DISCONNECT_TIMEOUT_S = 2.0
+STAGGER_S = 0.25
+"""Head start of each address over the next; a faster failure starts the next at once."""
+
+log = logging.getLogger(__name__)
+
+
+class Libp2pNetwork:
+    """Implements ``ports.network.Network`` on a running host; made by ``open_network``."""
+
+    def __init__(self, host: HardenedHost, swarm: HardenedSwarm, gossip: Gossip, events: ConnectionEvents) -> None:
+        self._host = host
+        self._swarm = swarm
+        self._gossip = gossip
+        self._events = events
+        self._peer_id = peer_id_of(host.get_id())
+        self._dialling: dict[PeerId, trio.Event] = {}
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own peer id."""
+        return self._peer_id
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs that others can dial us at, loopback last."""
+        return announced(self._peer_id, self._host.get_transport_addrs())
+
+    # --- connections
+
+    async def dial(self, peer: PeerId, addresses: tuple[str, ...], timeout_s: float) -> None:
+        """Connects unless connected; ``PeerUnavailable(PEER_UNREACHABLE)``, ``ConfigError(ADDRESS_INVALID)``."""
+        target = libp2p_id(peer)
+        if peer == self._peer_id:
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, "that address leads to this node itself")
+        usable = dialable(peer, addresses)
+        with trio.move_on_after(timeout_s):
+            while peer in self._dialling:
+                await self._dialling[peer].wait()
+            if self._connection(target) is not None:
+                return
+            done = self._dialling[peer] = trio.Event()
+            try:
+                await self._race(target, usable)
+            finally:
+                del self._dialling[peer]
+                done.set()
+        if self._connection(target) is None:
+            tried = ", ".join(str(address) for address in usable) or "no usable address was given"
+            raise PeerUnavailable(
+                ErrorCode.PEER_UNREACHABLE, f"cannot reach peer {peer} within {timeout_s:g} s; tried: {tried}"
+            )
+
+    async def _race(self, target: ID, addresses: tuple[Multiaddr, ...]) -> None:
+        """Returns when a connection stands or all have failed."""
+        async with trio.open_nursery() as nursery:
+            for address in addresses:
+                failed = trio.Event()
+                nursery.start_soon(self._attempt, target, address, failed, nursery.cancel_scope)
+                with trio.move_on_after(STAGGER_S):
+                    await failed.wait()
+
+    async def _attempt(self, target: ID, address: Multiaddr, failed: trio.Event, race: trio.CancelScope) -> None:
+        try:
+            connection = await self._swarm.dial_addr(address, target)
+        except Exception as error:  # noqa: BLE001  libp2p lets through whatever handshakes raise
+            log.debug("dialling %s failed: %r", address, error)
+            failed.set()
+            return
+        if connection.muxed_conn.peer_id != target:
+            await self._close(connection)
+            failed.set()
+            return
+        race.cancel()
+
+    def connected_peers(self) -> frozenset[PeerId]:
+        """Peers with a connection now."""
+        return self._events.connected_peers()
+
+    async def connection_event(self) -> ConnectionEvent:
+        """Waits for the next event, folded per peer."""
+        return await self._events.next()
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Closes every connection to a peer."""
+        with suppress(P2PMeshError):
+            await self._close_all(self._swarm.get_connections(libp2p_id(peer)))
+
+    async def _close_all(self, connections: list[INetConn]) -> None:
+        async with trio.open_nursery() as nursery:
+            for connection in connections:
+                nursery.start_soon(self._close, connection)
+
+    async def _close(self, connection: INetConn) -> None:
+        with trio.move_on_after(DISCONNECT_TIMEOUT_S, shield=True):
+            try:
+                await connection.close()
+            except Exception as error:  # noqa: BLE001  closing must never fail for the caller
+                faults.note("closing a connection", error)
+
+    async def close_connections(self) -> None:
+        """Closes all, at once; for the end."""
+        await self._close_all(self._swarm.get_connections())
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """Smoothed round-trip time of the connection's pings; None if not connected or not measured yet."""
+        connection = self._connection(libp2p_id(peer))
+        return None if connection is None else connection.round_trip_s
+
+    def _connection(self, target: ID) -> YamuxConnection | None:
+        for connection in self._swarm.get_connections(target):
+            muxed = connection.muxed_conn
+            if isinstance(muxed, YamuxConnection) and muxed.is_established:
+                return muxed
+        return None
+
+    # --- streams
+
+    async def open_stream(self, peer: PeerId, protocol_id: str, timeout_s: float) -> PeerStream:
+        """A new stream on the connection that stands; ``PeerUnavailable``."""
+        connection = self._connection(libp2p_id(peer))
+        if connection is None:
+            raise PeerUnavailable(ErrorCode.PEER_LOST, f"there is no connection to peer {peer}; dial it first")
+        stream: YamuxStream | None = None
+        is_agreed = False
+        try:
+            with trio.move_on_after(timeout_s):
+                stream = await connection.open_stream()
+                await propose(stream, protocol_id)
+                is_agreed = True
+        except (NegotiationRefused, MuxedStreamError) as error:
+            code = ErrorCode.PEER_LOST if connection.is_closed else ErrorCode.PEER_UNREACHABLE
+            raise PeerUnavailable(code, f"cannot open {protocol_id} to peer {peer}: {error}") from error
+        finally:
+            if stream is not None and not is_agreed:
+                stream.abort()
+        if stream is None or not is_agreed:
+            raise PeerUnavailable(
+                ErrorCode.PEER_UNREACHABLE, f"peer {peer} did not answer for {protocol_id} within {timeout_s:g} s"
+            )
+        return PeerStream(stream)
+
+    def serve(self, protocol_id: str, server: StreamServer) -> None:
+        """Serves inbound streams of a protocol; a server that raises costs its stream, nothing else."""
+
+        async def handle(net_stream: INetStream) -> None:
+            muxed = getattr(net_stream, "muxed_stream", None)
+            if not isinstance(muxed, YamuxStream):
+                return
+            await self._serve_stream(net_stream, PeerStream(muxed), server)
+
+        self._host.set_stream_handler(TProtocol(protocol_id), handle)
+
+    async def _serve_stream(self, net_stream: INetStream, stream: PeerStream, server: StreamServer) -> None:
+        try:
+            await server(stream)
+            stream.close()
+        except P2PMeshError as error:
+            log.debug("a stream of %s ended: %s", stream.remote_peer, error)
+        except Exception:  # noqa: BLE001  one stream's fault; the node goes on
+            log.exception("the server of %s failed", net_stream.get_protocol())
+        finally:
+            if not stream.is_closed:
+                await stream.reset()
+            await forget_net_stream(net_stream)
+
+    # --- gossip
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossips ``data``; silently lossy."""
+        await self._gossip.publish(topic, data)
+
+    async def subscribe(self, topic: str, validator: Callable[[bytes], bool]) -> Subscription:
+        """Joins a topic."""
+        return await self._gossip.subscribe(topic, validator)
+
+
+class _ConnectionWatch(INotifee):
+    """Tells the events of what libp2p connects, and lets the peer store forget who is gone."""
+
+    def __init__(self, swarm: HardenedSwarm, events: ConnectionEvents) -> None:
+        self._swarm = swarm
+        self._events = events
+
+    async def connected(self, network: INetwork, conn: INetConn) -> None:
+        is_inbound = getattr(conn, "direction", None) == Direction.INBOUND
+        self._events.connected(peer_id_of(conn.muxed_conn.peer_id), is_inbound=is_inbound)
+
+    async def disconnected(self, network: INetwork, conn: INetConn) -> None:
+        peer = conn.muxed_conn.peer_id
+        if not self._swarm.get_connections(peer):
+            self._events.disconnected(peer_id_of(peer))
+            with suppress(PeerStoreError):
+                self._swarm.peerstore.clear_peerdata(peer)
+
+    async def opened_stream(self, network: INetwork, stream: INetStream) -> None:
+        pass
+
+    async def closed_stream(self, network: INetwork, stream: INetStream) -> None:
+        pass
+
+    async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None:
+        pass
+
+    async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None:
+        pass
+
+
+class _Runner:
+    """Runs a host in a task of its own, shielded: whoever is cancelled outside, the host still stops in order.
+
+    libp2p's services open nurseries that must be left in the task and in the order in which they were entered; and a
+    stop that is cancelled half-way leaves its listening sockets behind.
+    """
+
+    def __init__(self, host: HardenedHost, swarm: HardenedSwarm, listen: tuple[Multiaddr, ...]) -> None:
+        self._host = host
+        self._swarm = swarm
+        self._listen = listen
+        self._stopping = trio.Event()
+
+    def stop(self) -> None:
+        """Asks for the end; it comes within ``STOP_TIMEOUT_S``."""
+        self._stopping.set()
+
+    async def run(
+        self, *, task_status: trio.TaskStatus["Libp2pNetwork | ConfigError"] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Starts, says so (or why not), and runs until ``stop``."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + START_TIMEOUT_S) as scope:
+            async with AsyncExitStack() as stack:
+                network = await self._start(stack)
+                task_status.started(network)
+                if isinstance(network, Libp2pNetwork):
+                    scope.deadline = float("inf")
+                    await self._stopping.wait()
+                scope.deadline = trio.current_time() + STOP_TIMEOUT_S
+                if isinstance(network, Libp2pNetwork):
+                    await network.close_connections()
+
+    async def _start(self, stack: AsyncExitStack) -> "Libp2pNetwork | ConfigError":
+        events = ConnectionEvents()
+        self._swarm.register_notifee(_ConnectionWatch(self._swarm, events))
+        await stack.enter_async_context(self._host.run(self._listen))
+        await self._swarm.auto_connector.stop()
+        for address in self._listen:
+            if str(address) not in self._swarm.listeners:
+                return port_in_use(str(address))
+        gossip = await stack.enter_async_context(open_gossip(self._host))
+        return Libp2pNetwork(self._host, self._swarm, gossip, events)
+
+
+@asynccontextmanager
+async def open_network(
+    identity: NodeIdentity,
+    listen: tuple[str, ...],
+    *,
+    vigilance: Vigilance | None = None,
+    max_connections: int = MAX_CONNECTIONS,
+) -> AsyncIterator[Libp2pNetwork]:
+    """A started host that listens on ``listen`` (multiaddrs) under the key of ``identity``.
+
+    Raises ``ConfigError``: ``ADDRESS_INVALID``, ``PORT_IN_USE``, ``CONFIG_INVALID`` for another libp2p than the one we
+    harden. Leaving the scope closes everything within ``STOP_TIMEOUT_S``, also when it is left by cancellation.
+    """
+    harden_libp2p()
+    listen_addresses = parse_listen_addresses(listen)
+    host, swarm = _build_host(identity, vigilance or Vigilance(), max_connections)
+    runner = _Runner(host, swarm, listen_addresses)
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        started = await nursery.start(runner.run)
+        if isinstance(started, ConfigError):
+            failure = started
+        else:
+            try:
+                yield cast(Libp2pNetwork, started)
+            except Exception as error:  # noqa: BLE001  passed on below, not wrapped in this nursery's group
+                failure = error
+            finally:
+                runner.stop()
+    if failure is not None:
+        raise failure
+
+
+def _build_host(
+    identity: NodeIdentity, vigilance: Vigilance, max_connections: int
+) -> tuple[HardenedHost, HardenedSwarm]:
+    """Noise and yamux over TCP, nothing else: libp2p's defaults accept a peer under any name it likes."""
+    keys = libp2p_key_pair(identity)
+    noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
+    upgrader = HardenedUpgrader({TProtocol(NOISE_PROTOCOL_ID): noise}, {TProtocol(YAMUX_PROTOCOL_ID): YamuxConnection})
+    upgrader.vigilance = vigilance
+    peer_store = PeerStore()
+    own_id = ID.from_pubkey(keys.public_key)
+    peer_store.add_key_pair(own_id, keys)
+    swarm = HardenedSwarm(
+        own_id,
+        peer_store,
+        upgrader,
+        transports=[TCP()],
+        retry_config=RetryConfig(max_retries=0),
+        connection_config=ConnectionConfig(
+            max_connections=max_connections,
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=max_connections,
+        ),
+    )
+
+    def announce(bound: list[Multiaddr]) -> list[Multiaddr]:
+        peer = peer_id_of(own_id)
+        return [Multiaddr(text.removesuffix(f"/p2p/{peer}")) for text in announced(peer, bound)]
+
+    host = HardenedHost(network=swarm, addrs_factory=announce, disable_identify_address_discovery=True)
+    host.guard_streams()
+    return host, swarm

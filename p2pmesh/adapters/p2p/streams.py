@@ -1,0 +1,69 @@
+"""Our streams as ``ports.network.ByteStream``: same bytes, our errors."""
+
+import contextlib
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+
+from p2pmesh.adapters.p2p.keys import peer_id_of
+from p2pmesh.adapters.p2p.yamux import YamuxStream
+from p2pmesh.base.errors import ErrorCode, PeerUnavailable
+from p2pmesh.base.ids import PeerId
+
+CLEAN_UP_S = 2.0
+
+
+class PeerStream:
+    """Implements ``ports.network.ByteStream`` on a stream of our multiplexer."""
+
+    def __init__(self, stream: YamuxStream) -> None:
+        self._stream = stream
+        self._remote_peer = peer_id_of(stream.muxed_conn.peer_id)
+        self._is_closed = False
+
+    @property
+    def remote_peer(self) -> PeerId:
+        """The authenticated peer at the other end."""
+        return self._remote_peer
+
+    async def receive_exactly(self, count: int) -> bytes:
+        """``count`` bytes; ``PeerUnavailable(PEER_LOST)`` if the stream ends before that."""
+        try:
+            return await self._stream.receive_exactly(count)
+        except MuxedStreamError as error:
+            raise self._lost(error) from error
+
+    async def send(self, data: bytes) -> None:
+        """All of ``data``; ``PeerUnavailable(PEER_LOST)``."""
+        try:
+            await self._stream.write(data)
+        except MuxedStreamError as error:
+            raise self._lost(error) from error
+
+    async def finish(self) -> None:
+        """Half-close: the peer reads an end, we may go on reading."""
+        self._stream.finish()
+
+    async def reset(self) -> None:
+        """Abort both directions."""
+        self._stream.abort()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Done both ways: the peer reads an end after all that was sent, what it still sends is dropped."""
+        self._is_closed = True
+        self._stream.abandon()
+
+    def _lost(self, error: MuxedStreamError) -> PeerUnavailable:
+        return PeerUnavailable(ErrorCode.PEER_LOST, f"the stream to {self._remote_peer} has ended: {error}")
+
+
+async def forget_net_stream(stream: INetStream) -> None:
+    """Takes a stream that libp2p accepted out of libp2p's tables; never raises, bounded."""
+    with trio.move_on_after(CLEAN_UP_S, shield=True), contextlib.suppress(MuxedStreamError, OSError):
+        await stream.close()

@@ -1,0 +1,593 @@
+"""Our own yamux: the multiplexer of libp2p's wire (``/yamux/1.0.0``), in place of py-libp2p's.
+
+Owns frames, streams, windows and the sign of life of one connection. Why not py-libp2p's: a cancelled read or write
+there destroys the connection, a reader that pauses 5 s kills the stream, a frozen peer is never noticed, and one small
+message costs six locks and a frame back. Here every frame is queued whole without waiting, so cancellation loses
+nothing; the window is the only bound a slow reader meets, for as long as it likes; and a connection on which nothing is
+heard for some pings is closed.
+
+Bounds: streams a peer may open, bytes per stream (its window; what a reader has asked for on top), window growth per
+connection, unsent answers. A peer that breaks the protocol loses its connection, with nothing else touched.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import (
+    MuxedConnUnavailable,
+    MuxedStreamClosed,
+    MuxedStreamEOF,
+    MuxedStreamError,
+    MuxedStreamReset,
+)
+from multiaddr import Multiaddr
+
+from p2pmesh.adapters.p2p.noise import MAX_RECORD_PLAINTEXT_BYTES, NoiseChannel
+from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
+from p2pmesh.base.quantities import KIB, MIB
+
+PROTOCOL_ID = "/yamux/1.0.0"
+
+_HEADER = struct.Struct("!BBHII")
+HEADER_BYTES = _HEADER.size
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+GO_AWAY_NORMAL, GO_AWAY_PROTOCOL_ERROR = 0, 1
+
+INITIAL_WINDOW_BYTES = 256 * KIB
+MAX_WINDOW_BYTES = 8 * MIB
+MAX_WINDOW_GROWTH_BYTES = 32 * MIB
+"""What all streams of one connection together may add to their initial windows."""
+MAX_FRAME_BYTES = MAX_RECORD_PLAINTEXT_BYTES - HEADER_BYTES
+"""One frame fits one noise record."""
+MAX_UNSENT_ANSWER_BYTES = MIB
+"""A peer that makes us answer and does not read is cut off here."""
+MAX_OPEN_STREAMS = 1024
+"""Streams we open ourselves on one connection."""
+SENDS_BETWEEN_CHECKPOINTS = 16
+LINGER_S = 30.0
+"""How long the peer may leave a stream open that we are done with."""
+CLOSE_FLUSH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Vigilance:
+    """When silence means death: a ping every ``interval_s``, and at most ``max_silent`` in a row with nothing heard.
+
+    Pings are counted, not seconds, so that a process that was stopped itself does not blame its peers.
+    """
+
+    interval_s: float = 2.0
+    max_silent: int = 3
+
+
+class _ProtocolViolation(Exception):
+    """The peer sent what yamux forbids."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FramePart:
+    """A frame without a body, or the next bytes of a DATA frame's body."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    length: int
+    body: memoryview
+    is_first: bool
+    is_last: bool
+
+
+_NO_BODY = memoryview(b"")
+
+
+class _Parser:
+    """Frames out of a byte stream that is cut anywhere; holds at most one header, never a body."""
+
+    def __init__(self) -> None:
+        self._beginning = b""
+        self._frame = (0, 0, 0, 0)
+        self._missing = 0
+
+    def feed(self, data: bytes) -> Iterator[_FramePart]:
+        """What ``data`` completes or continues, in order; ``_ProtocolViolation`` for a header that yamux does not know."""
+        rest = memoryview(self._beginning + data if self._beginning else data)
+        self._beginning = b""
+        while rest:
+            if self._missing:
+                body, rest = rest[: self._missing], rest[self._missing :]
+                self._missing -= len(body)
+                yield _FramePart(*self._frame, body, is_first=False, is_last=not self._missing)
+                continue
+            if len(rest) < HEADER_BYTES:
+                self._beginning = bytes(rest)
+                return
+            version, *frame = _HEADER.unpack(rest[:HEADER_BYTES])
+            rest = rest[HEADER_BYTES:]
+            yield self._begin(version, *frame)
+
+    def _begin(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> _FramePart:
+        if version != 0 or kind > GO_AWAY:
+            raise _ProtocolViolation(f"a frame of version {version} and type {kind}")
+        self._frame = (kind, flags, stream_id, length)
+        self._missing = length if kind == DATA else 0
+        return _FramePart(kind, flags, stream_id, length, _NO_BODY, is_first=True, is_last=not self._missing)
+
+
+class YamuxStream(IMuxedStream):
+    """One stream. Reads and writes may be cancelled; one task reads at a time, writes are kept whole and in order."""
+
+    def __init__(self, connection: "YamuxConnection", stream_id: int) -> None:
+        self.muxed_conn = connection
+        self.stream_id = stream_id
+        self.is_inbound = connection.is_initiator == (stream_id % 2 == 0)
+        self.send_window = INITIAL_WINDOW_BYTES
+        self.abandoned_at: float | None = None
+        self._received = bytearray()
+        self._wanted = 0
+        self._uncredited = 0
+        self._window = INITIAL_WINDOW_BYTES
+        self._credited_at = 0.0
+        self._is_sent_finished = self._is_received_finished = False
+        self._failure: str | None = None
+        self._readers = trio.lowlevel.ParkingLot()
+        self._writers = trio.lowlevel.ParkingLot()
+        self._sending = trio.Lock()
+        self._sends = 0
+
+    @property
+    def window_growth(self) -> int:
+        """Bytes by which the receive window exceeds the initial one."""
+        return self._window - INITIAL_WINDOW_BYTES
+
+    # --- reading
+
+    async def receive_exactly(self, count: int) -> bytes:
+        """``count`` bytes; ``MuxedStreamEOF`` or ``MuxedStreamReset`` if they will never be complete.
+
+        Cancelled, it leaves all that has arrived for the next call.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._wait_for(count)
+        return self._take(count)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Between 1 and ``n`` bytes (all there are for None or a negative number)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._wait_for(1)
+        available = len(self._received)
+        return self._take(available if n is None or n < 0 else min(n, available))
+
+    async def _wait_for(self, count: int) -> None:
+        while len(self._received) < count:
+            if self._is_received_finished:
+                raise MuxedStreamEOF("the peer finished the stream")
+            if self._failure is not None:
+                raise MuxedStreamReset(self._failure)
+            self._wanted = count
+            self._give_credit()
+            try:
+                await self._readers.park()
+            finally:
+                self._wanted = 0
+
+    def _take(self, count: int) -> bytes:
+        if count == len(self._received):
+            data = bytes(self._received)
+            self._received.clear()
+        else:
+            with memoryview(self._received) as view:
+                data = bytes(view[:count])
+            del self._received[:count]
+        self._give_credit()
+        return data
+
+    def _give_credit(self) -> None:
+        """Lets the peer send as much again as left the buffer, or is asked for; in steps of half a window."""
+        held = max(0, len(self._received) - self._wanted)
+        credit = self._uncredited - held
+        if credit * 2 < self._window or self._is_received_finished or self._failure is not None:
+            return
+        # The writer gets the new window at once: what it held back plus the growth.
+        grown = self.muxed_conn.grow_window(self._window, self._credited_at)
+        self._credited_at = trio.current_time()
+        self._uncredited -= credit
+        self._window += grown
+        self.muxed_conn.send_control(WINDOW_UPDATE, 0, self.stream_id, credit + grown)
+
+    # --- writing
+
+    async def write(self, data: bytes) -> None:
+        """All of ``data``, in frames; waits for window and for the socket.
+
+        Cancelled, it may have sent a beginning of ``data``; the connection and all other streams are untouched.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._sending.acquire_nowait()
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
+            await self._write_frames(data)
+        finally:
+            self._sending.release()
+
+    async def _write_frames(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            await self._wait_to_send()
+            length = min(len(rest), self.send_window, MAX_FRAME_BYTES)
+            self.muxed_conn.send_data(self.stream_id, rest[:length])
+            self.send_window -= length
+            rest = rest[length:]
+            await self._let_others_run(length)
+
+    async def _wait_to_send(self) -> None:
+        while True:
+            if self._failure is not None:
+                raise MuxedStreamReset(self._failure)
+            if self._is_sent_finished:
+                raise MuxedStreamClosed("the stream was finished here")
+            if self.send_window > 0:
+                if not self.muxed_conn.is_congested:
+                    return
+                await self.muxed_conn.wait_for_room()
+            else:
+                await self._writers.park()
+
+    async def _let_others_run(self, length: int) -> None:
+        self._sends += 1
+        if length > KIB * 32 or self._sends % SENDS_BETWEEN_CHECKPOINTS == 0:
+            await trio.lowlevel.checkpoint()
+
+    # --- ending
+
+    def finish(self) -> None:
+        """Half-close: the peer reads an end after all that was written."""
+        if self._is_sent_finished or self._failure is not None:
+            return
+        self._is_sent_finished = True
+        self._writers.unpark_all()
+        self.muxed_conn.send_control(WINDOW_UPDATE, FIN, self.stream_id, 0)
+        self._forget_if_over()
+
+    def abandon(self) -> None:
+        """Done with it both ways: finishes, and drops what may still arrive; the peer gets some time to finish too."""
+        self.finish()
+        if not self._is_received_finished and self._failure is None:
+            self.abandoned_at = trio.current_time()
+        self._received.clear()
+
+    def abort(self) -> None:
+        """Reset both directions now."""
+        if self._failure is not None:
+            return
+        is_over = self._is_sent_finished and self._is_received_finished
+        if not is_over:
+            self.muxed_conn.send_control(WINDOW_UPDATE, RST, self.stream_id, 0)
+        self.break_off("the stream was reset here")
+
+    async def close(self) -> None:
+        """libp2p's name for ``finish``."""
+        self.finish()
+        await trio.lowlevel.checkpoint()
+
+    async def close_write(self) -> None:
+        """libp2p's other name for ``finish``."""
+        await self.close()
+
+    async def reset(self) -> None:
+        """libp2p's name for ``abort``."""
+        self.abort()
+        await trio.lowlevel.checkpoint()
+
+    # --- what the connection tells
+
+    def take_in(self, data: memoryview) -> None:
+        """Bytes from the peer; ``_ProtocolViolation`` beyond the window it was given."""
+        if self._is_received_finished:
+            raise _ProtocolViolation("data after the end of its stream")
+        self._uncredited += len(data)
+        if self._uncredited > self._window:
+            raise _ProtocolViolation("more data than its window allows")
+        if self.abandoned_at is not None or self._failure is not None:
+            return
+        self._received += data
+        if len(self._received) >= self._wanted:
+            self._readers.unpark_all()
+        else:
+            self._give_credit()
+
+    def take_in_end(self) -> None:
+        """The peer has finished its direction."""
+        self._is_received_finished = True
+        self._readers.unpark_all()
+        self._forget_if_over()
+
+    def take_in_credit(self, credit: int) -> None:
+        """The peer may be sent ``credit`` more bytes."""
+        self.send_window += credit
+        if credit:
+            self._writers.unpark_all()
+
+    def break_off(self, reason: str, *, keep_received: bool = False) -> None:
+        """No more in either direction, for ``reason``; unless all had been received already."""
+        if self._failure is None:
+            self._failure = reason
+        if not keep_received:
+            self._received.clear()
+            self._is_received_finished = False
+        self._readers.unpark_all()
+        self._writers.unpark_all()
+        self.muxed_conn.forget(self)
+
+    def _forget_if_over(self) -> None:
+        if self._is_sent_finished and self._is_received_finished:
+            self.muxed_conn.forget(self)
+
+    # --- the rest of libp2p's interface
+
+    def set_deadline(self, ttl: int) -> bool:
+        """Not offered: deadlines are trio's cancel scopes here."""
+        raise NotImplementedError("use trio.fail_after")
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Address and port of the other end."""
+        return self.muxed_conn.get_remote_address()
+
+    async def __aenter__(self) -> "YamuxStream":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class YamuxConnection(IMuxedConn):
+    """All streams of one secured connection. ``start`` runs it; everything else may be called while it runs."""
+
+    def __init__(self, channel: NoiseChannel, peer_id: ID, vigilance: Vigilance | None = None) -> None:
+        self.peer_id = peer_id
+        self.secured_conn = channel
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.on_close: Callable[[], Awaitable[None]] | None = None
+        self.round_trip_s: float | None = None
+        self._channel = channel
+        self._vigilance = vigilance or Vigilance()
+        self._streams: dict[int, YamuxStream] = {}
+        self._next_stream_id = 1 if channel.is_initiator else 2
+        self._accepted: deque[YamuxStream] = deque()
+        self._acceptors = trio.lowlevel.ParkingLot()
+        self._parser = _Parser()
+        self._is_leaving = False
+        self._window_growth = 0
+        self._silent_pings = 0
+        self._ping_count = 0
+        self._pinged_at = 0.0
+        self._scope = trio.CancelScope()
+
+    # --- life
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether we dialled."""
+        return self._channel.is_initiator
+
+    @property
+    def is_established(self) -> bool:
+        """Whether streams can be opened."""
+        return self.event_started.is_set() and not self.is_closed and not self._is_leaving
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is over."""
+        return self.event_closed.is_set()
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether a writer of data has to ``wait_for_room``."""
+        return not self._channel.has_room
+
+    async def start(self) -> None:
+        """Runs until the connection is over; never raises for what the peer does."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._end_with, self._channel.flush_forever)
+                    nursery.start_soon(self._end_with, self._watch)
+                    self.event_started.set()
+                    await self._end_with(self._receive)
+        finally:
+            self.event_started.set()
+            self._die("the connection is closed")
+
+    async def _end_with(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs one part; its end is the connection's end."""
+        try:
+            await work()
+        except ConnectionClosedError as error:
+            self._die(str(error))
+        except _ProtocolViolation as error:
+            self._say_good_bye(GO_AWAY_PROTOCOL_ERROR)
+            self._die(f"the peer broke the yamux protocol: {error}")
+        self._scope.cancel()
+
+    async def close(self) -> None:
+        """Says good-bye, gives what was written a moment to leave, and closes."""
+        if not self.is_closed:
+            self._say_good_bye(GO_AWAY_NORMAL)
+            with trio.move_on_after(CLOSE_FLUSH_S):
+                await self._channel.wait_until_flushed()
+        self._die("the connection was closed here")
+        await trio.lowlevel.checkpoint()
+
+    def _say_good_bye(self, code: int) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.send_control(GO_AWAY, 0, 0, code)
+
+    def _die(self, reason: str) -> None:
+        if self.is_closed:
+            return
+        self.event_closed.set()
+        self._channel.abort()
+        for stream in list(self._streams.values()):
+            stream.break_off(reason, keep_received=True)
+        self._accepted.clear()
+        self._acceptors.unpark_all()
+        self._scope.cancel()
+
+    # --- streams
+
+    async def open_stream(self) -> YamuxStream:
+        """A new stream; ``MuxedStreamError`` when the connection is over or too many are open."""
+        if not self.is_established:
+            raise MuxedStreamError("the connection is closing")
+        opened = sum(not stream.is_inbound for stream in self._streams.values())
+        if opened >= MAX_OPEN_STREAMS:
+            raise MuxedStreamError(f"{MAX_OPEN_STREAMS} streams are open already")
+        stream = YamuxStream(self, self._next_stream_id)
+        self._next_stream_id += 2
+        self._streams[stream.stream_id] = stream
+        self.send_control(WINDOW_UPDATE, SYN, stream.stream_id, 0)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        return stream
+
+    async def accept_stream(self) -> YamuxStream:
+        """The next stream that the peer opened; ``MuxedConnUnavailable`` once the connection is over."""
+        while not self._accepted:
+            if self.is_closed:
+                raise MuxedConnUnavailable("the connection is closed")
+            await self._acceptors.park()
+        return self._accepted.popleft()
+
+    def forget(self, stream: YamuxStream) -> None:
+        """Takes a stream that is over out of the table."""
+        if self._streams.pop(stream.stream_id, None) is not None:
+            self._window_growth -= stream.window_growth
+
+    def grow_window(self, window: int, credited_at: float) -> int:
+        """Bytes by which a stream's window may grow: it doubles while the reader takes half of it within 4 RTT."""
+        round_trip_s = self.round_trip_s or 0.001
+        if not credited_at or trio.current_time() - credited_at > 4 * round_trip_s:
+            return 0
+        growth = min(window, MAX_WINDOW_BYTES - window, MAX_WINDOW_GROWTH_BYTES - self._window_growth)
+        self._window_growth += max(0, growth)
+        return max(0, growth)
+
+    # --- sending
+
+    def send_data(self, stream_id: int, data: memoryview) -> None:
+        """One DATA frame, at most ``MAX_FRAME_BYTES``."""
+        self._submit(_HEADER.pack(0, DATA, 0, stream_id, len(data)) + data)
+
+    def send_control(self, kind: int, flags: int, stream_id: int, value: int) -> None:
+        """One frame without a body; a peer that lets these pile up is cut off."""
+        if self._channel.unsent_bytes > MAX_UNSENT_ANSWER_BYTES:
+            self._die("the peer does not read")
+        self._submit(_HEADER.pack(0, kind, flags, stream_id, value))
+
+    async def wait_for_room(self) -> None:
+        """Waits while the socket is behind."""
+        await self._channel.wait_for_room()
+
+    def _submit(self, frame: bytes) -> None:
+        if self.is_closed:
+            return
+        try:
+            self._channel.submit(frame)
+        except ConnectionClosedError as error:
+            self._die(str(error))
+
+    # --- receiving
+
+    async def _receive(self) -> None:
+        while True:
+            data = await self._channel.receive()
+            self._silent_pings = 0
+            for part in self._parser.feed(data):
+                self._take_in(part)
+            if self.is_closed:
+                return
+
+    def _take_in(self, part: "_FramePart") -> None:
+        if part.kind == PING:
+            self._take_in_ping(part)
+            return
+        if part.kind == GO_AWAY:
+            self._is_leaving = True
+            return
+        if part.is_first and part.flags & SYN:
+            self._take_in_new_stream(part.stream_id)
+        stream = self._streams.get(part.stream_id)
+        if stream is None:
+            return  # reset or forgotten here while the frame was on its way
+        if part.kind == WINDOW_UPDATE:
+            stream.take_in_credit(part.length)
+        elif part.body:
+            stream.take_in(part.body)
+        if part.is_last and part.flags & RST:
+            stream.break_off("the peer reset the stream")
+        elif part.is_last and part.flags & FIN:
+            stream.take_in_end()
+
+    def _take_in_new_stream(self, stream_id: int) -> None:
+        if stream_id == 0 or (stream_id % 2 == 1) == self.is_initiator or stream_id in self._streams:
+            raise _ProtocolViolation("a stream id that is not the peer's to open")
+        inbound = sum(stream.is_inbound for stream in self._streams.values())
+        if inbound >= MAX_STREAMS_PER_PEER or len(self._accepted) >= MAX_STREAMS_PER_PEER or self._is_leaving:
+            self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
+            return
+        stream = YamuxStream(self, stream_id)
+        self._streams[stream_id] = stream
+        self.send_control(WINDOW_UPDATE, ACK, stream_id, 0)
+        self._accepted.append(stream)
+        self._acceptors.unpark_all()
+
+    def _take_in_ping(self, part: "_FramePart") -> None:
+        if part.flags & SYN:
+            self.send_control(PING, ACK, 0, part.length)
+        elif part.length == self._ping_count and self._pinged_at:
+            sample = trio.current_time() - self._pinged_at
+            self.round_trip_s = sample if self.round_trip_s is None else (3 * self.round_trip_s + sample) / 4
+            self._pinged_at = 0.0
+
+    async def _watch(self) -> None:
+        """Pings; ends when the peer has not been heard for too long. Resets streams that it leaves open after us."""
+        while self._silent_pings < self._vigilance.max_silent:
+            self._ping_count = (self._ping_count + 1) % 2**32
+            self._pinged_at = trio.current_time()
+            self._silent_pings += 1
+            self.send_control(PING, SYN, 0, self._ping_count)
+            await trio.sleep(self._vigilance.interval_s)
+            for stream in list(self._streams.values()):
+                if stream.abandoned_at is not None and trio.current_time() - stream.abandoned_at > LINGER_S:
+                    stream.abort()
+        self._die("the peer has gone silent")
+
+    # --- the rest of libp2p's interface
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The multiaddr of the other end."""
+        return self._channel.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        """Direct."""
+        return self._channel.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Address and port of the other end."""
+        return self._channel.get_remote_address()
