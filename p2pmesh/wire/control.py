@@ -117,6 +117,7 @@ class LoadStage:
     stages: tuple[StageEntry, ...] = declared(ListOf(Record(StageEntry), MAX_STAGES))
     artifact_digest: str = declared(_DIGEST)
     artifact_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
+    needed_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
     context_tokens: int = declared(Integer(16, 2**24))
     lanes: int = declared(Integer(1, MAX_LANES))
     wire_dtype: int = declared(Integer(1, 2))

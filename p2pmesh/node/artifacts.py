@@ -1,0 +1,64 @@
+"""Stage files between peers: serving ours, fetching theirs, both streamed and checked by digest."""
+
+from collections.abc import Awaitable, Callable
+
+from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.ids import Digest, PeerId
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.ports.models import ModelStore, StageArtifact
+from p2pmesh.wire.control import ArtifactChunk, FetchArtifact
+
+CHUNK_TIMEOUT_S = 30.0
+Progress = Callable[[int], Awaitable[None]]
+"""Called with the bytes that have arrived so far."""
+
+
+class Artifacts:
+    """Serves stage files that were cut here, and fetches those of others."""
+
+    def __init__(self, overlay: Overlay, store: ModelStore) -> None:
+        self._overlay = overlay
+        self._store = store
+        overlay.serve_exchange(FetchArtifact, self._serve)
+
+    async def obtain(
+        self, digest: Digest, size_bytes: int, source: PeerId, addresses: tuple[str, ...], progress: Progress
+    ) -> StageArtifact:
+        """The artifact, from our disk or from ``source``; nothing of a broken transfer is kept."""
+        found = await self._store.find_artifact(digest)
+        if found is None:
+            await self._fetch(digest, size_bytes, source, addresses, progress)
+            found = await self._store.find_artifact(digest)
+        if found is None:
+            raise Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage file {digest} vanished right after it was received")
+        return found
+
+    async def _fetch(
+        self, digest: Digest, size_bytes: int, source: PeerId, addresses: tuple[str, ...], progress: Progress
+    ) -> None:
+        stream = await self._overlay.open_exchange(source, FetchArtifact(digest, 0), addresses)
+        try:
+            async with self._store.receive_artifact(digest, size_bytes) as writer:
+                received = 0
+                while True:
+                    chunk = await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)
+                    if not chunk.data:
+                        break
+                    await writer.write(chunk.data)
+                    received += len(chunk.data)
+                    await progress(received)
+        finally:
+            await stream.reset()
+
+    async def _serve(self, stream: MessageStream, asked: FetchArtifact) -> None:
+        artifact = await self._store.find_artifact(Digest(asked.digest))
+        if artifact is None:
+            raise Refused(ErrorCode.ARTIFACT_UNKNOWN, f"no stage file {asked.digest} here")
+
+        async def send(data: bytes) -> None:
+            await stream.send(ArtifactChunk(data), CHUNK_TIMEOUT_S)
+
+        await self._store.read_artifact(artifact, asked.offset, send)
+        await send(b"")
+        await stream.finish()

@@ -1,0 +1,263 @@
+"""Drivers: runs whose stage 0 is here. They tokenise, admit by lanes, generate, and answer other peers' requests.
+
+One sequence's life is ``node.sequences``'; frames between stages are ``node.stage_run``'s.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
+from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
+from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
+from p2pmesh.core.text import TextAssembler
+from p2pmesh.node.pace import Pace
+from p2pmesh.node.sequences import Sequence, SequenceStart
+from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.ports.engine import Engine
+from p2pmesh.wire.control import LoadStage
+from p2pmesh.wire.generation import (
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    GenerationStarted,
+    Prompt,
+    SamplingParameters,
+)
+from p2pmesh.wire.stage import StageFrame
+
+MAX_QUEUED_REQUESTS = 256
+QUEUE_TIMEOUT_S = 120.0
+TOKENIZE_TIMEOUT_S = 30.0
+
+
+class FrameTaker(Protocol):
+    """The stage that a driver drives: ``StageRun``."""
+
+    async def submit(self, frame: StageFrame) -> None:
+        """Takes BEGIN, PREFILL, DECODE, CANCEL and END."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a driver knows of the model's tokens."""
+
+    pieces: tuple[bytes, ...]
+    beginning_token: int | None
+    end_tokens: frozenset[int]
+
+
+class Driver:
+    """One run driven from here."""
+
+    def __init__(
+        self, load: LoadStage, engine: Engine, vocabulary: Vocabulary, clock: Clock, nursery: trio.Nursery
+    ) -> None:
+        self.load = load
+        self.is_published = False
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._clock = clock
+        self._nursery = nursery
+        self._stage: FrameTaker | None = None
+        self._lanes = trio.Semaphore(load.lanes)
+        self._queued = 0
+        self._sequences: dict[tuple[bytes, int], Sequence] = {}
+        self._pace = Pace()
+
+    def attach(self, stage: FrameTaker) -> None:
+        """Stage 0 is up."""
+        self._stage = stage
+
+    @property
+    def active_sequences(self) -> int:
+        """Sequences that generate now."""
+        return len(self._sequences)
+
+    async def deliver(self, frame: StageFrame) -> None:
+        """A frame of the last stage; one for a sequence that is over is late, and dropped."""
+        sequence = self._sequences.get((frame.request_id, frame.sequence))
+        if sequence is not None:
+            sequence.deliver(frame)
+
+    def fail_all(self, error: P2PMeshError) -> None:
+        """The run broke: every sequence ends with its cause."""
+        for sequence in tuple(self._sequences.values()):
+            sequence.fail(error.code, error.message)
+
+    async def probe(self, request_id: bytes) -> tuple[int, int]:
+        """One real token through every stage; the token and the microseconds it took."""
+        started = self._clock.now()
+        begin = self._vocabulary.beginning_token
+        prompt = Prompt(tokens=(begin if begin is not None else 0,))
+        request = GenerationRequest(
+            request_id, self.load.model, prompt, SamplingParameters(temperature=0.0), max_tokens=1
+        )
+        token = -1
+        async with self.generate(request) as events:
+            async for event in events:
+                tokens = getattr(event, "tokens", ())
+                token = tokens[0] if tokens else token
+        return token, self._clock.now() - started
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        """Events of one request, ``GenerationStarted`` first; leaving the scope cancels it on every stage."""
+        prompt = await self._tokenize(request.prompt)
+        self._check_length(prompt)
+        await self._acquire_lane()
+        try:
+            sequence = self._open_sequence(request, prompt)
+        except BaseException:
+            self._lanes.release()
+            raise
+        self._nursery.start_soon(self._run_sequence, sequence)
+        try:
+            async with aclosing(self._events(sequence, prompt)) as events:
+                yield events
+        finally:
+            sequence.cancel()
+
+    async def _run_sequence(self, sequence: Sequence) -> None:
+        """Apart from the request's own task, so that the lane is free only once every stage was told."""
+        try:
+            await sequence.run()
+        finally:
+            self._sequences.pop(sequence.key, None)
+            self._lanes.release()
+
+    async def _events(self, sequence: Sequence, prompt: tuple[int, ...]) -> AsyncGenerator[GenerationEvent, None]:
+        yield GenerationStarted(prompt, self.load.run_id, self._engine.facts.fingerprint)
+        meter = self._pace.meter(self._clock.now(), len(prompt))
+        async with aclosing(sequence.events()) as events:
+            async for event in events:
+                if not isinstance(event, GenerationFinished):
+                    meter.note_token(self._clock.now())
+                yield event
+
+    def _open_sequence(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Sequence:
+        if self._stage is None:
+            raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
+        machine = GenerationMachine(
+            prompt,
+            request.max_tokens,
+            self._vocabulary.end_tokens,
+            TextAssembler(self._vocabulary.pieces, request.stop),
+            GenerationPolicy(
+                chunk_tokens=PREFILL_CHUNK_TOKENS,
+                credits=PREFILL_CREDITS,
+                context_tokens=self.load.context_tokens,
+                prefill_us_per_token=self._pace.prefill_us_per_token,
+                step_us=self._pace.step_us,
+            ),
+        )
+        start = SequenceStart(request, self.load.run_id, prompt)
+        sequence = Sequence(start, machine, self._stage.submit, self._clock)
+        if sequence.key in self._sequences:
+            raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
+        self._sequences[sequence.key] = sequence
+        return sequence
+
+    async def _acquire_lane(self) -> None:
+        """A lane, in the order of arrival; a queue that is full or does not move refuses."""
+        if self._queued >= MAX_QUEUED_REQUESTS:
+            raise Refused(ErrorCode.OVERLOADED, f"{self._queued} requests wait for this model; try again later")
+        self._queued += 1
+        try:
+            with trio.move_on_after(QUEUE_TIMEOUT_S) as scope:
+                await self._lanes.acquire()
+        finally:
+            self._queued -= 1
+        if scope.cancelled_caught:
+            raise Refused(ErrorCode.OVERLOADED, f"no lane came free in {QUEUE_TIMEOUT_S:.0f} s; try again later")
+
+    async def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        with trio.move_on_after(TOKENIZE_TIMEOUT_S):
+            if prompt.tokens is not None:
+                return self._checked(prompt.tokens)
+            if prompt.text is not None:
+                return await self._engine.tokenize(prompt.text, add_special=True, parse_special=True)
+            assert prompt.messages is not None
+            text = await self._engine.render_chat(prompt.messages)
+            return self._begun_once(await self._engine.tokenize(text, add_special=True, parse_special=True))
+        raise Refused(ErrorCode.DEADLINE_EXCEEDED, f"the prompt was not tokenised in {TOKENIZE_TIMEOUT_S:.0f} s")
+
+    def _begun_once(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Templates that write the beginning token themselves make the tokenizer's a second one."""
+        begin = self._vocabulary.beginning_token
+        return tokens[1:] if begin is not None and tokens[:2] == (begin, begin) else tokens
+
+    def _checked(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        highest = self._engine.facts.vocabulary_size
+        if any(not 0 <= token < highest for token in tokens):
+            raise Refused(ErrorCode.REQUEST_INVALID, f"a token id of the prompt is not in 0 to {highest - 1}")
+        return tokens
+
+    def _check_length(self, prompt: tuple[int, ...]) -> None:
+        if not prompt:
+            raise Refused(ErrorCode.REQUEST_INVALID, "the prompt is empty")
+        if len(prompt) >= self.load.context_tokens:
+            raise Refused(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"the prompt has {len(prompt)} tokens, the context of this model holds {self.load.context_tokens} "
+                "with at least one for the answer; shorten it",
+            )
+
+
+class Drivers:
+    """The runs that are driven from here."""
+
+    def __init__(self, clock: Clock, entropy: Entropy, changed: Callable[[], None]) -> None:
+        self._clock = clock
+        self._entropy = entropy
+        self._changed = changed
+        self._drivers: dict[bytes, Driver] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs the sequences of every driver until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def prepare(self, load: LoadStage, engine: Engine) -> Driver | None:
+        """A driver for a stage that is loaded, if it is stage 0."""
+        if load.index != 0 or self._nursery is None:
+            return None
+        vocabulary = Vocabulary(await engine.pieces(), engine.facts.beginning_token, engine.facts.end_tokens)
+        driver = Driver(load, engine, vocabulary, self._clock, self._nursery)
+        self._drivers[load.run_id] = driver
+        return driver
+
+    def remove(self, driver: Driver, error: P2PMeshError) -> None:
+        """Its stage is gone: nothing is routed to it any more, and what it generates fails with the cause."""
+        self._drivers.pop(driver.load.run_id, None)
+        driver.fail_all(error)
+        self._changed()
+
+    def all(self) -> tuple[Driver, ...]:
+        """Every driver, oldest first."""
+        return tuple(self._drivers.values())
+
+    def find_published(self, model: str) -> Driver | None:
+        """The newest driver of a model that may be routed to."""
+        return next((d for d in reversed(self.all()) if d.is_published and d.load.model == model), None)
+
+    async def probe(self, run_id: bytes) -> tuple[int, int]:
+        """One real token through a run; see ``Driver.probe``."""
+        return await self._find(run_id).probe(self._entropy.random_bytes(16))
+
+    def publish(self, run_id: bytes) -> None:
+        """The run may be routed to."""
+        self._find(run_id).is_published = True
+        self._changed()
+
+    def _find(self, run_id: bytes) -> Driver:
+        driver = self._drivers.get(run_id)
+        if driver is None:
+            raise Refused(ErrorCode.STAGE_UNKNOWN, "this peer drives no such run")
+        return driver

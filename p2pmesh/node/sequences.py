@@ -1,0 +1,149 @@
+"""One sequence at its driver: runs ``GenerationMachine``, turns its effects into frames and generation events."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.core import generation
+from p2pmesh.node.runner import MachineRunner
+from p2pmesh.ports.clock import Clock
+from p2pmesh.wire.begin import Begin, encode_begin
+from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationFinished, GenerationRequest
+from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, decode_error
+
+EVENT_CAPACITY = 64
+CANCEL_TIMEOUT_S = 5.0
+OUTPUT_CAPACITY = 1024
+"""Deltas that an ingress may be behind; generation waits for it beyond that."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """What a sequence begins with."""
+
+    request: GenerationRequest
+    run_id: bytes
+    prompt: tuple[int, ...]
+
+
+class Sequence:
+    """A live sequence. Frames of the last stage come in by ``deliver``, events go out by ``events``."""
+
+    def __init__(
+        self,
+        start: SequenceStart,
+        machine: generation.GenerationMachine,
+        submit: Callable[[StageFrame], Awaitable[None]],
+        clock: Clock,
+    ) -> None:
+        self._start = start
+        self._machine = machine
+        self._submit = submit
+        self._clock = clock
+        self._runner: MachineRunner[generation.Event, generation.Effect] = MachineRunner(
+            machine, clock, self._perform, generation.DeadlinePassed(), EVENT_CAPACITY
+        )
+        self._output, self._input = trio.open_memory_channel[GenerationEvent | P2PMeshError](OUTPUT_CAPACITY)
+        self._scope = trio.CancelScope()
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """Request id and choice index."""
+        return (self._start.request.request_id, self._start.request.sequence)
+
+    def deliver(self, frame: StageFrame) -> None:
+        """A TOKEN, CREDIT or ERROR of this sequence; one that floods us fails."""
+        match frame.kind:
+            case FrameKind.TOKEN:
+                event: generation.Event = generation.TokensArrived(frame.position, frame.tokens)
+            case FrameKind.CREDIT:
+                event = generation.CreditArrived(frame.position)
+            case _:
+                event = generation.SequenceFailed(*decode_error(frame))
+        try:
+            self._runner.post(event)
+        except trio.WouldBlock:
+            self.fail(ErrorCode.CREDIT_EXCEEDED, "the last stage sends more than it was asked for")
+
+    def fail(self, code: ErrorCode, text: str) -> None:
+        """Ends the sequence as an error as soon as its queue allows; its queue being full is an end by itself."""
+        try:
+            self._runner.post(generation.SequenceFailed(code, text))
+        except trio.WouldBlock:
+            self._output.close()
+
+    def cancel(self) -> None:
+        """Nobody wants the rest; every stage is told."""
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        """Generates until the end; a cancellation cancels the sequence on every stage."""
+        self._runner.post(generation.Begin())
+        try:
+            with self._scope:
+                await self._generate()
+        finally:
+            if not self._machine.is_over:
+                with trio.CancelScope(deadline=trio.current_time() + CANCEL_TIMEOUT_S, shield=True):
+                    await self._cancel()
+            self._output.close()
+
+    async def _generate(self) -> None:
+        try:
+            await self._runner.run(lambda: self._machine.is_over)
+        except P2PMeshError as error:
+            await self._output.send(error)
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """Deltas and the end; raises the error that ended it."""
+        async for item in self._input:
+            if isinstance(item, P2PMeshError):
+                raise item
+            yield item
+            if isinstance(item, GenerationFinished):
+                return
+        raise Refused(ErrorCode.INTERNAL, "the generation ended without an end")
+
+    async def _cancel(self) -> None:
+        try:
+            for effect in self._machine.handle(generation.CancelRequested(), self._clock.now()):
+                if isinstance(effect, generation.SendCancel):
+                    await self._perform(effect)
+        except P2PMeshError:
+            return  # the stages are gone, and the sequence with them
+
+    async def _perform(self, effect: generation.Effect) -> None:
+        match effect:
+            case generation.SendDecode(position, token):
+                await self._submit(self._frame(FrameKind.DECODE, position, (token,)))
+            case generation.Emit(tokens, text):
+                await self._output.send(GenerationDelta(tokens, text))
+            case generation.SendPrefill(position, tokens, is_last):
+                flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
+                await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags))
+            case generation.SendBegin():
+                body = encode_begin(Begin(self._start.request.sampling, len(self._start.prompt)))
+                await self._submit(self._frame(FrameKind.BEGIN, body=body))
+            case generation.SendEnd():
+                await self._submit(self._frame(FrameKind.END))
+            case generation.SendCancel():
+                await self._submit(self._frame(FrameKind.CANCEL))
+            case generation.Finish(reason, text, completion_tokens):
+                await self._output.send(GenerationFinished(reason, text, completion_tokens))
+            case generation.Fail(code, text):
+                await self._output.send(Refused(code, text))
+
+    def _frame(
+        self,
+        kind: FrameKind,
+        position: int = 0,
+        tokens: tuple[int, ...] = (),
+        flags: FrameFlag = FrameFlag.NONE,
+        body: bytes = b"",
+    ) -> StageFrame:
+        request = self._start.request
+        return StageFrame(
+            kind, request.request_id, self._start.run_id, request.sequence, position, tokens, flags=flags, body=body
+        )

@@ -1,0 +1,268 @@
+"""One loaded stage of one run: frames between its engine, the stage before, the stage after and the driver.
+
+Owns the streams of its run and who may send what on them. Sequences and their order are the driver's
+(``node.driver``); loading is ``node.stages``'.
+
+Frames flow forward as BEGIN, rows, CANCEL and END. Tokens and credits go from the last stage straight to the driver
+(*direct return*); if that stream cannot be opened they travel back along the chain. Errors take the same way.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_LANES, PREFILL_CHUNK_TOKENS, PREFILL_CREDITS, STAGE_PROTOCOL
+from p2pmesh.node.channels import FrameStream
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.ports.engine import Engine
+from p2pmesh.wire.control import LoadStage, StageEntry
+from p2pmesh.wire.stage import (
+    FrameFlag,
+    FrameKind,
+    StageFrame,
+    WireDtype,
+    decode_activation,
+    error_frame,
+)
+
+SequenceKey = tuple[bytes, int]
+Deliver = Callable[[StageFrame], Awaitable[None]]
+"""Takes TOKEN, CREDIT and ERROR frames at the driver."""
+
+_NO_REQUEST = bytes(16)
+_FORWARD = (FrameKind.BEGIN, FrameKind.PREFILL, FrameKind.DECODE, FrameKind.CANCEL, FrameKind.END)
+_BACKWARD = (FrameKind.TOKEN, FrameKind.CREDIT, FrameKind.ERROR)
+_PASSED_ON = (FrameKind.BEGIN, FrameKind.CANCEL, FrameKind.END)
+MAX_SEQUENCES = 4 * MAX_LANES
+RETURN_DIAL_S = 10.0
+
+
+class StageRun:
+    """The stage ``load.index`` of a run, while it lives."""
+
+    def __init__(self, load: LoadStage, engine: Engine, overlay: Overlay, deliver: Deliver, report: Report) -> None:
+        self.load = load
+        self.engine = engine
+        self._overlay = overlay
+        self._deliver = deliver
+        self._report = report
+        self._downstream: FrameStream | None = None
+        self._upstream: FrameStream | None = None
+        self._return: FrameStream | None = None
+        self._return_tried = trio.Event()
+        self._open_sequences: dict[SequenceKey, int] = {}
+        self._failure: P2PMeshError | None = None
+        self._cancel_scope = trio.CancelScope()
+
+    @property
+    def is_driver(self) -> bool:
+        """Whether this is stage 0."""
+        return self.load.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage samples."""
+        return self.load.index == len(self.load.stages) - 1
+
+    # --- life ------------------------------------------------------------------
+    async def run(self, ready: Callable[[], Awaitable[None]]) -> None:
+        """Opens the stream to the next stage, calls ``ready`` and relays until cancelled; raises why it broke."""
+        try:
+            with self._cancel_scope:
+                if not self.is_last:
+                    self._downstream = await self._open(self.load.index + 1, FrameKind.OPEN)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._guarded, self._follow_engine)
+                    if self._downstream is not None:
+                        nursery.start_soon(self._guarded, self._follow_backward, self._downstream)
+                    await ready()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._close()
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: P2PMeshError) -> None:
+        """Ends the run here with its cause; the first cause counts."""
+        if self._failure is None:
+            self._failure = error
+        self._cancel_scope.cancel()
+
+    async def submit(self, frame: StageFrame) -> None:
+        """The driver's own frames, into its own stage."""
+        await self._take_forward(frame)
+
+    async def _guarded(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        try:
+            await task(*arguments)
+        except P2PMeshError as error:
+            self.fail(error)
+
+    async def _close(self) -> None:
+        """Tells the driver why its sequences end, as far as streams still stand, then drops the streams."""
+        if self._failure is not None and not self.is_driver:
+            with trio.move_on_after(2):
+                await self._fail_sequences(self._failure)
+        for stream in (self._downstream, self._return, self._upstream):
+            if stream is not None:
+                await (stream.finish() if self._failure is None else stream.reset())
+
+    async def _fail_sequences(self, error: P2PMeshError) -> None:
+        for request_id, sequence in tuple(self._open_sequences):
+            cause = StageFrame(FrameKind.CANCEL, request_id, self.load.run_id, sequence)
+            try:
+                await self._send_backward(error_frame(cause, error.code, error.message))
+            except P2PMeshError:
+                return
+
+    # --- streams -----------------------------------------------------------------
+    async def _open(self, index: int, kind: FrameKind) -> FrameStream:
+        entry = self.load.stages[index]
+        raw = await self._overlay.open_stream(PeerId(entry.peer_id), STAGE_PROTOCOL, entry.addresses)
+        stream = FrameStream(raw)
+        await stream.send(StageFrame(kind, _NO_REQUEST, self.load.run_id, position=self.load.index))
+        return stream
+
+    async def serve_inbound(self, stream: FrameStream, first: StageFrame) -> None:
+        """Serves a stream of this run that another peer opened; raises if that peer may not."""
+        if first.kind is FrameKind.OPEN:
+            await self._serve_upstream(stream, first)
+        elif first.kind is FrameKind.RETURN_OPEN and self.is_driver and not self.is_last:
+            self._check_sender(stream, len(self.load.stages) - 1)
+            await self._guarded(self._follow_backward, stream)
+        else:
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{first.kind.name} opens no stream here")
+
+    async def _serve_upstream(self, stream: FrameStream, first: StageFrame) -> None:
+        if self.is_driver or first.position != self.load.index - 1:
+            raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, f"no stage {first.position} comes before this one")
+        self._check_sender(stream, self.load.index - 1)
+        if self._upstream is not None:
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, "the stage before this one has a stream already")
+        self._upstream = stream
+        try:
+            await self._follow_forward(stream)
+        except P2PMeshError as error:
+            self.fail(error)
+            raise
+
+    def _check_sender(self, stream: FrameStream, index: int) -> None:
+        if stream.remote_peer != self.load.stages[index].peer_id:
+            text = f"peer {stream.remote_peer} does not hold stage {index} of this run"
+            raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, text)
+
+    # --- forward -------------------------------------------------------------------
+    async def _follow_forward(self, stream: FrameStream) -> None:
+        while True:
+            frame = await stream.receive()
+            if frame.kind not in _FORWARD or frame.run_id != self.load.run_id:
+                raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from the stage before")
+            if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
+                self._check_rows(frame)
+            await self._take_forward(frame)
+
+    def _check_rows(self, frame: StageFrame) -> None:
+        """Rows of a peer: our width, finite values, a chunk's length, positions inside the context."""
+        if frame.dtype is WireDtype.NONE:
+            raise RemoteProtocolError(ErrorCode.FRAME_DTYPE_INVALID, "rows without an activation")
+        if frame.hidden_size != self.engine.facts.hidden_size:
+            text = f"rows of width {frame.hidden_size}, this model has {self.engine.facts.hidden_size}"
+            raise RemoteProtocolError(ErrorCode.FRAME_COUNT_INVALID, text)
+        if len(frame.tokens) > PREFILL_CHUNK_TOKENS:
+            raise RemoteProtocolError(ErrorCode.FRAME_COUNT_INVALID, f"a chunk of {len(frame.tokens)} rows")
+        if frame.position + len(frame.tokens) > self.load.context_tokens:
+            text = f"position {frame.position} of a context of {self.load.context_tokens}"
+            raise RemoteProtocolError(ErrorCode.FRAME_POSITION_INVALID, text)
+        decode_activation(frame)  # raises on a NaN or an infinity
+
+    async def _take_forward(self, frame: StageFrame) -> None:
+        key = (frame.request_id, frame.sequence)
+        if frame.kind is FrameKind.BEGIN:
+            self._begin(key)
+        elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
+            self._open_sequences.pop(key, None)
+        elif frame.kind is FrameKind.PREFILL:
+            self._count_prefill(key)
+        if frame.kind in _PASSED_ON and self._downstream is not None:
+            await self._downstream.send(frame)
+        await self.engine.send(frame)
+
+    def _begin(self, key: SequenceKey) -> None:
+        if key in self._open_sequences:
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, "a sequence begins twice")
+        if len(self._open_sequences) >= MAX_SEQUENCES:
+            raise RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, f"more than {MAX_SEQUENCES} sequences")
+        self._open_sequences[key] = 0
+
+    def _count_prefill(self, key: SequenceKey) -> None:
+        """Chunks in this engine; more than the credits allow would let a peer fill our memory."""
+        waiting = self._open_sequences.get(key, 0)
+        if waiting >= PREFILL_CREDITS:
+            raise RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, f"{waiting + 1} prefill chunks without a credit")
+        if key in self._open_sequences:
+            self._open_sequences[key] = waiting + 1
+
+    def _uncount_prefill(self, frame: StageFrame) -> None:
+        key = (frame.request_id, frame.sequence)
+        if self._open_sequences.get(key, 0) > 0:
+            self._open_sequences[key] -= 1
+
+    # --- out of the engine -----------------------------------------------------------
+    async def _follow_engine(self) -> None:
+        while True:
+            frame = await self.engine.receive()
+            if frame.kind in (FrameKind.PREFILL, FrameKind.CREDIT):
+                self._uncount_prefill(frame)
+            if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
+                assert self._downstream is not None
+                await self._downstream.send(frame)
+                if frame.flags & FrameFlag.WIDENED:
+                    self._report("wire_dtype_widened", {"run_id": self.load.run_id.hex(), "position": frame.position})
+                continue
+            if frame.kind is FrameKind.ERROR:
+                await self._stop_elsewhere(frame)
+            await self._send_backward(frame)
+
+    async def _stop_elsewhere(self, frame: StageFrame) -> None:
+        """A sequence that failed here is dropped by the stages after this one too."""
+        self._open_sequences.pop((frame.request_id, frame.sequence), None)
+        if self._downstream is not None:
+            await self._downstream.send(replace(frame, kind=FrameKind.CANCEL, body=b""))
+
+    # --- backward ----------------------------------------------------------------------
+    async def _follow_backward(self, stream: FrameStream) -> None:
+        while True:
+            frame = await stream.receive()
+            if frame.kind not in _BACKWARD or frame.run_id != self.load.run_id:
+                raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from a later stage")
+            await self._send_backward(frame)
+
+    async def _send_backward(self, frame: StageFrame) -> None:
+        if self.is_driver:
+            await self._deliver(frame)
+            return
+        stream = await self._way_back()
+        if stream is None:
+            raise PeerUnavailable(ErrorCode.PEER_LOST, "neither the driver nor the stage before can be reached")
+        await stream.send(frame)
+
+    async def _way_back(self) -> FrameStream | None:
+        """The direct return stream of the last stage, opened once; otherwise the chain."""
+        if not self.is_last or self._return_tried.is_set():
+            return self._return or self._upstream
+        driver: StageEntry = self.load.stages[0]
+        if len(self.load.stages) > 2 and driver.peer_id != self._overlay.own_peer:
+            await self._open_return(driver)
+        self._return_tried.set()
+        return self._return or self._upstream
+
+    async def _open_return(self, driver: StageEntry) -> None:
+        try:
+            with trio.fail_after(RETURN_DIAL_S):
+                self._return = await self._open(0, FrameKind.RETURN_OPEN)
+        except (P2PMeshError, trio.TooSlowError) as error:
+            self._report("direct_return_failed", {"driver": driver.peer_id, "message": str(error)})
