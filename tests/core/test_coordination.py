@@ -1,0 +1,194 @@
+"""A run: from the last stage to the first, one token, published, serving; or over."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core.coordination import (
+    DeadlinePassed,
+    Effect,
+    EndRun,
+    Event,
+    ProbeFailed,
+    ProbeSucceeded,
+    PublishSucceeded,
+    ReportServing,
+    RunMachine,
+    RunPhase,
+    RunPolicy,
+    RunStarted,
+    StageFailed,
+    StageReported,
+    StageState,
+    StartLoad,
+    StartProbe,
+    StartPublish,
+)
+
+POLICY = RunPolicy(progress_us=100, probe_us=50, publish_us=20)
+LOST = ErrorCode.PEER_LOST
+
+
+def ready(index: int) -> StageReported:
+    return StageReported(index, StageState.READY)
+
+
+def feed(machine: RunMachine, *events: Event, at: int = 0) -> list[Effect]:
+    return [effect for event in events for effect in machine.handle(event, Micros(at))]
+
+
+def serving_machine() -> RunMachine:
+    machine = RunMachine(2, POLICY)
+    feed(machine, RunStarted(), ready(1), ready(0), ProbeSucceeded(), PublishSucceeded())
+    return machine
+
+
+def test_stages_load_downstream_first_then_one_probe_then_publish_then_serve() -> None:
+    machine = RunMachine(3, POLICY)
+    effects = feed(
+        machine, RunStarted(), ready(2), ready(1), ready(0), ProbeSucceeded(), PublishSucceeded()
+    )  # fmt: skip
+    assert effects == [StartLoad(2), StartLoad(1), StartLoad(0), StartProbe(), StartPublish(), ReportServing()]
+    assert machine.phase is RunPhase.SERVING
+    assert machine.deadline() is None
+
+
+def test_a_stage_is_asked_to_load_only_when_those_after_it_are_ready() -> None:
+    machine = RunMachine(2, POLICY)
+    feed(machine, RunStarted())
+    assert feed(machine, ready(0), StageReported(1, StageState.LOADING)) == []
+    assert feed(machine, ready(1)) == [StartLoad(0)]
+
+
+def test_late_and_foreign_reports_are_ignored() -> None:
+    machine = RunMachine(2, POLICY)
+    assert feed(machine, ready(1)) == []  # not started
+    feed(machine, RunStarted(), ready(1))
+    late: tuple[Event, ...] = (
+        RunStarted(), ready(1), ready(7), ready(-1), StageFailed(2, LOST, ""), StageReported(9, StageState.FAILED),
+        ProbeSucceeded(), ProbeFailed(LOST, ""), PublishSucceeded(), DeadlinePassed(),
+    )  # fmt: skip
+    assert feed(machine, *late) == []
+    assert machine.phase is RunPhase.LOADING
+
+
+def test_a_probe_that_fails_twice_does_not_end_a_run_that_serves() -> None:
+    machine = serving_machine()
+    assert feed(machine, ProbeFailed(LOST, "late"), ProbeSucceeded(), PublishSucceeded(), ready(0)) == []
+    assert machine.phase is RunPhase.SERVING
+
+
+@pytest.mark.parametrize(
+    "before",
+    [(RunStarted(),), (RunStarted(), ready(1)), (RunStarted(), ready(1), ready(0)),
+     (RunStarted(), ready(1), ready(0), ProbeSucceeded()),
+     (RunStarted(), ready(1), ready(0), ProbeSucceeded(), PublishSucceeded())],
+)  # fmt: skip
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_lost_stage_ends_the_run_in_every_phase(before: tuple[Event, ...], index: int) -> None:
+    machine = RunMachine(2, POLICY)
+    feed(machine, *before)
+    assert feed(machine, StageFailed(index, LOST, "gone")) == [EndRun(LOST, "gone", index)]
+    assert machine.phase is RunPhase.OVER
+
+
+@pytest.mark.parametrize("state", [StageState.FAILED, StageState.STOPPED])
+def test_a_stage_that_reports_its_end_ends_the_run_and_is_named(state: StageState) -> None:
+    (effect,) = feed(serving_machine(), StageReported(1, state))
+    assert isinstance(effect, EndRun)
+    assert (effect.index, effect.code) == (1, LOST)
+    assert state.value in effect.text
+
+
+def test_a_failed_probe_ends_the_run_and_blames_no_stage() -> None:
+    machine = RunMachine(1, POLICY)
+    feed(machine, RunStarted(), ready(0))
+    (effect,) = feed(machine, ProbeFailed(ErrorCode.DEADLINE_EXCEEDED, "silence"))
+    assert effect == EndRun(ErrorCode.DEADLINE_EXCEEDED, "no token came through: silence", None)
+
+
+def test_progress_moves_the_deadline_and_silence_ends_the_run() -> None:
+    machine = RunMachine(2, POLICY)
+    feed(machine, RunStarted(), at=1000)
+    assert machine.deadline() == 1100
+    feed(machine, StageReported(1, StageState.DOWNLOADING), at=1090)
+    assert machine.deadline() == 1190
+    feed(machine, StageReported(0, StageState.DOWNLOADING), at=1100)
+    assert machine.deadline() == 1190  # another stage's progress is not the progress that is waited for
+    assert feed(machine, DeadlinePassed(), at=1189) == []
+    assert feed(machine, DeadlinePassed(), at=1190) == [
+        EndRun(ErrorCode.DEADLINE_EXCEEDED, "no progress while loading", 1)
+    ]
+    assert machine.deadline() is None
+
+
+def test_probe_and_publication_have_deadlines_of_their_own() -> None:
+    machine = RunMachine(1, POLICY)
+    feed(machine, RunStarted(), ready(0), at=10)
+    assert machine.deadline() == 60
+    feed(machine, ProbeSucceeded(), at=20)
+    assert machine.deadline() == 40
+    (effect,) = feed(machine, DeadlinePassed(), at=40)
+    assert effect == EndRun(ErrorCode.DEADLINE_EXCEEDED, "no progress while publishing", None)
+
+
+def test_a_run_without_stages_is_a_bug_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="at least one stage"):
+        RunMachine(0)
+
+
+STAGES = 3
+EVENTS = st.one_of(
+    st.builds(RunStarted),
+    st.builds(StageReported, st.integers(-1, STAGES), st.sampled_from(list(StageState))),
+    st.builds(ready, st.integers(0, STAGES - 1)),
+    st.builds(StageFailed, st.integers(-1, STAGES), st.just(LOST), st.just("")),
+    st.builds(ProbeSucceeded),
+    st.builds(ProbeFailed, st.just(LOST), st.just("")),
+    st.builds(PublishSucceeded),
+    st.builds(DeadlinePassed),
+)
+
+
+class AnyOrderOfEvents(RuleBasedStateMachine):
+    """Whatever comes in whatever order, a run goes through its phases once, in order, and ends at most once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = RunMachine(STAGES, POLICY)
+        self.now = 0
+        self.effects: list[Effect] = []
+
+    @rule(event=EVENTS, wait=st.integers(0, 120))
+    def something_happens(self, event: Event, wait: int) -> None:
+        self.now += wait
+        self.effects += self.machine.handle(event, Micros(self.now))
+
+    @precondition(lambda self: self.machine.phase is RunPhase.LOADING)
+    @rule(index=st.integers(0, STAGES - 1))
+    def a_stage_gets_ready(self, index: int) -> None:
+        self.effects += self.machine.handle(ready(index), Micros(self.now))
+
+    @invariant()
+    def phases_come_once_and_in_order(self) -> None:
+        course = [StartLoad(2), StartLoad(1), StartLoad(0), StartProbe(), StartPublish(), ReportServing()]
+        done = [effect for effect in self.effects if not isinstance(effect, EndRun)]
+        assert done == course[: len(done)]
+
+    @invariant()
+    def the_end_is_the_last_effect_and_the_only_end(self) -> None:
+        assert not any(isinstance(effect, EndRun) for effect in self.effects[:-1])
+        ended = bool(self.effects) and isinstance(self.effects[-1], EndRun)
+        assert ended == (self.machine.phase is RunPhase.OVER)
+
+    @invariant()
+    def every_wait_has_a_deadline(self) -> None:
+        is_waiting = bool(self.effects) and self.machine.phase not in (RunPhase.SERVING, RunPhase.OVER)
+        assert (self.machine.deadline() is not None) == is_waiting
+
+
+AnyOrderOfEvents.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase

@@ -1,0 +1,412 @@
+"""One sequence at its driver: chunks under credit, tokens, ends, deadlines."""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core.generation import (
+    Begin,
+    CancelRequested,
+    CreditArrived,
+    DeadlinePassed,
+    Effect,
+    Emit,
+    Event,
+    Fail,
+    Finish,
+    GenerationMachine,
+    GenerationPolicy,
+    SendBegin,
+    SendCancel,
+    SendDecode,
+    SendEnd,
+    SendPrefill,
+    SequenceFailed,
+    TokensArrived,
+)
+from p2pmesh.core.text import TextAssembler
+from p2pmesh.wire.generation import FinishReason
+
+PIECES = [b"a", b"b", b"c", b"d", b"\xc3", b"\xa9", b"END", b""]
+END_TOKEN = 7
+POLICY = GenerationPolicy(chunk_tokens=4, credits=2, context_tokens=64, floor_us=1000, unmeasured_us_per_token=100)
+NOW = Micros(0)
+
+
+def machine_for(
+    prompt: int, max_tokens: int | None = None, stops: tuple[str, ...] = (), policy: GenerationPolicy = POLICY
+) -> GenerationMachine:
+    return GenerationMachine(
+        tuple(range(prompt)), max_tokens, frozenset({END_TOKEN}), TextAssembler(PIECES, stops), policy
+    )
+
+
+def feed(machine: GenerationMachine, *events: Event, at: int = 0) -> list[Effect]:
+    return [effect for event in events for effect in machine.handle(event, Micros(at))]
+
+
+def token(position: int, token_id: int) -> TokensArrived:
+    return TokensArrived(position, (token_id,))
+
+
+def prefill(start: int, end: int, *, is_last: bool = False) -> SendPrefill:
+    return SendPrefill(start, tuple(range(start, end)), is_last)
+
+
+# --- the prompt ---------------------------------------------------------------
+def test_a_short_prompt_goes_out_as_one_last_chunk() -> None:
+    assert feed(machine_for(3), Begin()) == [SendBegin(), prefill(0, 3, is_last=True)]
+
+
+def test_a_long_prompt_waits_for_credits_on_a_grid_of_chunks() -> None:
+    machine = machine_for(14)
+    assert feed(machine, Begin()) == [SendBegin(), prefill(0, 4), prefill(4, 8)]
+    assert feed(machine, CreditArrived(4)) == [prefill(8, 12)]
+    assert feed(machine, CreditArrived(12)) == [prefill(12, 14, is_last=True)]
+    assert feed(machine, CreditArrived(14)) == []
+
+
+def test_a_prompt_of_whole_chunks_has_no_empty_last_one() -> None:
+    assert feed(machine_for(8), Begin())[1:] == [prefill(0, 4), prefill(4, 8, is_last=True)]
+
+
+def test_a_second_begin_does_nothing() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin())
+    assert feed(machine, Begin()) == []
+
+
+@pytest.mark.parametrize("credit", [0, 3, 5, 12, 10**9])
+def test_a_credit_for_what_was_not_sent_or_not_on_the_grid_fails_the_sequence(credit: int) -> None:
+    machine = machine_for(14)
+    feed(machine, Begin())
+    cancel, fail = feed(machine, CreditArrived(credit))
+    assert cancel == SendCancel()
+    assert isinstance(fail, Fail)
+    assert fail.code is ErrorCode.FRAME_POSITION_INVALID
+    assert str(credit) in fail.text
+
+
+def test_a_credit_that_comes_twice_fails_the_sequence() -> None:
+    machine = machine_for(14)
+    feed(machine, Begin(), CreditArrived(4))
+    assert isinstance(feed(machine, CreditArrived(4))[-1], Fail)
+
+
+def test_an_empty_prompt_is_a_bug_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        machine_for(0)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_before_a_lane_is_taken() -> None:
+    (fail,) = feed(machine_for(64), Begin())
+    assert isinstance(fail, Fail)
+    assert fail.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert "64" in fail.text
+
+
+def test_no_tokens_asked_for_ends_at_once() -> None:
+    assert feed(machine_for(3, max_tokens=0), Begin()) == [Finish(FinishReason.LENGTH, "", 0)]
+
+
+# --- tokens -------------------------------------------------------------------
+def test_each_token_is_sent_on_and_given_out() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin(), CreditArrived(3))
+    assert feed(machine, token(3, 0), token(4, 1)) == [
+        SendDecode(3, 0), Emit((0,), "a"), SendDecode(4, 1), Emit((1,), "b")
+    ]  # fmt: skip
+
+
+def test_a_token_may_overtake_the_last_credit_and_its_deadline_stands() -> None:
+    machine = machine_for(3, policy=replace(POLICY, step_us=1000))
+    feed(machine, Begin(), token(3, 0))
+    assert machine.deadline() == 20_000
+    assert feed(machine, CreditArrived(3), at=5) == []
+    assert machine.deadline() == 20_000
+
+
+def test_an_end_token_stops_and_has_no_text() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin(), token(3, 0))
+    assert feed(machine, token(4, END_TOKEN)) == [
+        SendEnd(), Emit((END_TOKEN,), ""), Finish(FinishReason.STOP, "", 2)
+    ]  # fmt: skip
+
+
+def test_max_tokens_ends_with_length_and_releases_held_text() -> None:
+    machine = machine_for(3, max_tokens=2, stops=("ab!",))
+    feed(machine, Begin())
+    assert feed(machine, token(3, 0))[1] == Emit((0,), "")
+    assert feed(machine, token(4, 1)) == [SendEnd(), Emit((1,), ""), Finish(FinishReason.LENGTH, "ab", 2)]
+
+
+def test_half_a_character_at_the_end_comes_out_with_the_end() -> None:
+    machine = machine_for(3, max_tokens=1)
+    feed(machine, Begin())
+    assert feed(machine, token(3, 4))[1:] == [Emit((4,), ""), Finish(FinishReason.LENGTH, "\ufffd", 1)]
+
+
+def test_a_stop_sequence_ends_with_the_text_before_it() -> None:
+    machine = machine_for(3, stops=("bc",))
+    feed(machine, Begin(), token(3, 0), token(4, 1))
+    assert feed(machine, token(5, 2)) == [SendEnd(), Emit((2,), ""), Finish(FinishReason.STOP, "", 3)]
+
+
+def test_the_context_ends_a_sequence_without_max_tokens() -> None:
+    machine = machine_for(62)
+    feed(machine, Begin(), *(CreditArrived(at) for at in (*range(4, 64, 4), 62)))
+    assert isinstance(feed(machine, token(62, 0))[-1], Emit)
+    assert feed(machine, token(63, 0))[-1] == Finish(FinishReason.LENGTH, "", 2)
+
+
+@pytest.mark.parametrize(
+    "arrived",
+    [TokensArrived(2, (0,)), TokensArrived(4, (0,)), TokensArrived(3, ()), TokensArrived(3, (0, 1))],
+)
+def test_tokens_that_were_not_asked_for_fail_the_sequence(arrived: TokensArrived) -> None:
+    machine = machine_for(3)
+    feed(machine, Begin())
+    cancel, fail = feed(machine, arrived)
+    assert cancel == SendCancel()
+    assert isinstance(fail, Fail)
+    assert fail.code is ErrorCode.FRAME_POSITION_INVALID
+
+
+def test_a_token_before_the_prompt_is_out_fails_the_sequence() -> None:
+    machine = machine_for(14)
+    feed(machine, Begin())
+    assert isinstance(feed(machine, token(14, 0))[-1], Fail)
+
+
+def test_a_token_that_comes_twice_fails_the_sequence() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin(), token(3, 0))
+    assert isinstance(feed(machine, token(3, 0))[-1], Fail)
+
+
+# --- other ends ---------------------------------------------------------------
+def test_a_client_that_goes_away_cancels_every_stage() -> None:
+    machine = machine_for(14)
+    feed(machine, Begin())
+    cancel, fail = feed(machine, CancelRequested())
+    assert cancel == SendCancel()
+    assert isinstance(fail, Fail)
+    assert fail.code is ErrorCode.CANCELLED
+
+
+def test_a_stage_that_gives_up_passes_its_code_on() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin())
+    assert feed(machine, SequenceFailed(ErrorCode.ENGINE_CRASHED, "SIGILL")) == [
+        SendCancel(), Fail(ErrorCode.ENGINE_CRASHED, "SIGILL")
+    ]  # fmt: skip
+
+
+def test_the_deadline_follows_what_was_measured_with_a_floor() -> None:
+    assert POLICY.prefill_wait_us(100) == 10_000
+    assert POLICY.prefill_wait_us(1) == 1000
+    assert replace(POLICY, prefill_us_per_token=50).prefill_wait_us(10) == 10_000
+    assert POLICY.step_wait_us() == 1000
+    assert replace(POLICY, step_us=500).step_wait_us() == 10_000
+
+
+def test_silence_fails_the_sequence_at_its_deadline_and_not_before() -> None:
+    machine = machine_for(20)
+    assert machine.deadline() is None
+    assert feed(machine, DeadlinePassed()) == []
+    feed(machine, Begin(), at=500)
+    assert machine.deadline() == 1500  # eight tokens are out, the floor is longer
+    feed(machine, CreditArrived(4), at=1400)
+    assert machine.deadline() == 2400
+    assert feed(machine, DeadlinePassed(), at=2399) == []
+    cancel, fail = feed(machine, DeadlinePassed(), at=2400)
+    assert cancel == SendCancel()
+    assert fail == Fail(ErrorCode.DEADLINE_EXCEEDED, "the stages did not answer in time for the prompt")
+    assert machine.deadline() is None
+    assert machine.is_over
+
+
+def test_a_late_token_is_named_in_the_failure() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin(), token(3, 0))
+    fail = feed(machine, DeadlinePassed(), at=1000)[-1]
+    assert isinstance(fail, Fail)
+    assert "token 2" in fail.text
+
+
+# --- against a simple loop ----------------------------------------------------
+@dataclass(frozen=True)
+class Case:
+    prompt: tuple[int, ...]
+    sampled: tuple[int, ...]
+    max_tokens: int | None
+    stops: tuple[str, ...]
+
+
+CASES = st.builds(
+    Case,
+    st.lists(st.integers(0, 7), min_size=1, max_size=40).map(tuple),
+    st.lists(st.integers(0, 7), min_size=64, max_size=64).map(tuple),
+    st.none() | st.integers(1, 30),
+    st.lists(st.sampled_from(["END", "ab", "é", "dd", "cEND"]), max_size=3, unique=True).map(tuple),
+)
+
+
+def simple_generation(case: Case) -> tuple[list[int], str, FinishReason]:
+    """What one process with one loop would answer; it looks at the whole text after each token."""
+    limit = POLICY.context_tokens - len(case.prompt)
+    limit = limit if case.max_tokens is None else min(limit, case.max_tokens)
+    tokens: list[int] = []
+    while True:
+        tokens.append(case.sampled[len(tokens)])
+        assembler = TextAssembler(PIECES, case.stops)
+        steps = [assembler.add(token_id) for token_id in tokens]
+        text = "".join(step.text for step in steps)
+        if steps[-1].is_stopped:
+            return tokens, text, FinishReason.STOP
+        if tokens[-1] == END_TOKEN:
+            return tokens, text + assembler.finish().text, FinishReason.STOP
+        if len(tokens) == limit:
+            return tokens, text + assembler.finish().text, FinishReason.LENGTH
+
+
+class FakePipeline:
+    """All stages in one: checks what it is sent, gives credits and scripted tokens back."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.kept: list[int] = []
+        self.answers: deque[Event] = deque()
+
+    def take(self, effect: Effect) -> None:
+        match effect:
+            case SendPrefill(position, tokens, is_last):
+                assert position == len(self.kept)
+                self.kept += tokens
+                self.answers.append(CreditArrived(len(self.kept)))
+                if is_last:
+                    self._sample()
+            case SendDecode(position, token_id):
+                assert position == len(self.kept)
+                self.kept.append(token_id)
+                self._sample()
+            case _:
+                pass
+
+    def _sample(self) -> None:
+        number = len(self.kept) - len(self.case.prompt)
+        self.answers.append(token(len(self.kept), self.case.sampled[number]))
+
+
+@given(CASES)
+def test_the_machine_answers_what_a_simple_loop_answers(case: Case) -> None:
+    machine = GenerationMachine(
+        case.prompt, case.max_tokens, frozenset({END_TOKEN}), TextAssembler(PIECES, case.stops), POLICY
+    )
+    pipeline = FakePipeline(case)
+    effects: list[Effect] = []
+    pending = deque(machine.handle(Begin(), NOW))
+    while pending or pipeline.answers:
+        if not pending:
+            pending.extend(machine.handle(pipeline.answers.popleft(), NOW))
+            continue
+        effects.append(pending.popleft())
+        pipeline.take(effects[-1])
+    tokens, text, reason = simple_generation(case)
+    finish = effects[-1]
+    emitted = [effect for effect in effects if isinstance(effect, Emit)]
+    assert isinstance(finish, Finish)
+    assert [token_id for emit in emitted for token_id in emit.tokens] == tokens
+    assert "".join(emit.text for emit in emitted) + finish.text == text
+    assert (finish.reason, finish.completion_tokens) == (reason, len(tokens))
+    assert tuple(pipeline.kept) == (*case.prompt, *tokens[:-1])
+
+
+# --- any order of events ------------------------------------------------------
+EVENTS = st.one_of(
+    st.builds(Begin),
+    st.builds(CreditArrived, st.integers(-1, 40)),
+    st.builds(TokensArrived, st.integers(0, 45), st.lists(st.integers(-1, 9), max_size=2).map(tuple)),
+    st.builds(SequenceFailed, st.just(ErrorCode.PEER_LOST), st.just("gone")),
+    st.builds(CancelRequested),
+    st.builds(DeadlinePassed),
+)
+
+
+class AnyOrderOfEvents(RuleBasedStateMachine):
+    """Well-behaved and broken stages mixed: credits hold, the grid holds, there is one end and nothing after it."""
+
+    @initialize(prompt=st.integers(1, 40), max_tokens=st.none() | st.integers(1, 5))
+    def start(self, prompt: int, max_tokens: int | None) -> None:
+        self.prompt = prompt
+        self.machine = machine_for(prompt, max_tokens, ("END",))
+        self.now = 0
+        self.credited = 0
+        self.effects: list[Effect] = []
+        self._handle(Begin())
+
+    def _handle(self, event: Event) -> None:
+        self.effects += self.machine.handle(event, Micros(self.now))
+
+    def _sent(self) -> int:
+        return sum(len(effect.tokens) for effect in self.effects if isinstance(effect, SendPrefill))
+
+    @rule(event=EVENTS, wait=st.integers(0, 600))
+    def something_happens(self, event: Event, wait: int) -> None:
+        self.now += wait
+        if isinstance(event, CreditArrived) and not self.machine.is_over:
+            self.credited = max(self.credited, min(event.position, self._sent()))
+        self._handle(event)
+
+    @rule()
+    def the_next_credit_arrives(self) -> None:
+        if self.credited < self._sent():
+            self.credited = min(self.credited + POLICY.chunk_tokens, self._sent())
+            self._handle(CreditArrived(self.credited))
+
+    @rule(token_id=st.integers(0, 7))
+    def the_next_token_arrives(self, token_id: int) -> None:
+        if self._sent() == self.prompt:
+            decoded = sum(isinstance(effect, SendDecode) for effect in self.effects)
+            self._handle(token(self.prompt + decoded, token_id))
+
+    @invariant()
+    def no_more_is_out_than_the_credits_cover(self) -> None:
+        assert self._sent() - self.credited <= POLICY.credits * POLICY.chunk_tokens
+
+    @invariant()
+    def chunks_lie_on_the_absolute_grid(self) -> None:
+        position = 0
+        for effect in self.effects:
+            if isinstance(effect, SendPrefill):
+                assert effect.position == position
+                assert position % POLICY.chunk_tokens == 0
+                position += len(effect.tokens)
+                assert effect.is_last == (position == self.prompt)
+                assert len(effect.tokens) == POLICY.chunk_tokens or effect.is_last
+
+    @invariant()
+    def there_is_one_end_and_nothing_after_it(self) -> None:
+        ends = [at for at, effect in enumerate(self.effects) if isinstance(effect, Finish | Fail)]
+        assert ends == ([len(self.effects) - 1] if self.machine.is_over else [])
+
+    @invariant()
+    def lanes_are_taken_once_and_freed_once(self) -> None:
+        assert sum(isinstance(effect, SendBegin) for effect in self.effects) == 1
+        freed = sum(isinstance(effect, SendEnd | SendCancel) for effect in self.effects)
+        assert freed == int(self.machine.is_over)
+
+    @invariant()
+    def every_wait_has_a_deadline(self) -> None:
+        assert (self.machine.deadline() is None) == self.machine.is_over
+
+
+AnyOrderOfEvents.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
