@@ -23,6 +23,8 @@ MAX_ORDERED_PEERS = 3
 class ModelCost:
     """Bytes a stage needs: the sum over its layers, what the ends add, and what every stage adds.
 
+    ``whole_saves_bytes`` is what a stage that is first and last need not hold twice (a tied embedding).
+
     ``cuts`` are the layer indices at which the family may be cut, ascending, within ``1 … layer_count - 1``.
     ``is_permitted`` refuses ranges that the family cannot run although both their ends are permitted cuts.
     """
@@ -33,6 +35,7 @@ class ModelCost:
     stage_bytes: int
     cuts: tuple[int, ...]
     is_permitted: Callable[[LayerRange], bool] = lambda _: True
+    whole_saves_bytes: int = 0
 
     @property
     def layer_count(self) -> int:
@@ -46,6 +49,8 @@ class ModelCost:
             size += self.first_bytes
         if layers.is_last(self.layer_count):
             size += self.last_bytes
+        if layers.is_first() and layers.is_last(self.layer_count):
+            size -= self.whole_saves_bytes
         return size
 
 
@@ -196,6 +201,8 @@ class _CutTable:
             needed += self.cost.first_bytes
         if end == self.cost.layer_count:
             needed += self.cost.last_bytes
+        if start == 0 and end == self.cost.layer_count:
+            needed -= self.cost.whole_saves_bytes
         return needed
 
     def extend(self, reached: dict[int, _Cutting], free_bytes: int) -> dict[int, _Cutting]:

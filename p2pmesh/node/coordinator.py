@@ -1,0 +1,333 @@
+"""The coordinator of one model: waits for peers, plans, puts a run into effect, and replaces it when it breaks.
+
+One run's life is ``core.coordination.RunMachine``; the decision where layers go is ``core.placement``. The stages of
+this node are held as those of any other peer, only without a stream in between.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import trio
+
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.ids import LayerRange, PeerId
+from p2pmesh.core import coordination
+from p2pmesh.core.coordination import StageState
+from p2pmesh.core.placement import (
+    CandidatePeer,
+    ModelCost,
+    Placement,
+    PlacementRefusal,
+    PlacementRequest,
+    PlannedStage,
+    plan_placement,
+)
+from p2pmesh.model.cost import measure_model, stage_cost
+from p2pmesh.model.families import check_range, is_range_permitted, permitted_cuts
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.driver import Drivers
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.runner import MachineRunner
+from p2pmesh.node.stages import Stages
+from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.ports.models import ModelFile, ModelStore
+from p2pmesh.wire.control import Done, LoadStage, ProbeResult, ProbeRun, PublishRun, StageEntry, StageStatus
+from p2pmesh.wire.stage import WireDtype
+
+RETRY_FIRST_S = 1.0
+RETRY_LONGEST_S = 60.0
+STATUS_TIMEOUT_S = 150.0
+"""Above the run machine's own patience, which ends a silent load first."""
+SERVING_SILENCE_S = 365 * 24 * 3600.0
+PROBE_TIMEOUT_S = 130.0
+PUBLISH_TIMEOUT_S = 15.0
+PEERS_SETTLE_S = 0.5
+"""Peers that start together are waited for this long before a plan, so that the first does not get all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """How a model is to be served. ``stage_count`` None is automatic."""
+
+    stage_count: int | None
+    context_tokens: int
+    lanes: int
+    wire_dtype: WireDtype
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorParts:
+    """What a coordinator stands on."""
+
+    overlay: Overlay
+    store: ModelStore
+    stages: Stages
+    drivers: Drivers
+    clock: Clock
+    entropy: Entropy
+
+
+class Coordinator:
+    """Serves one model for as long as it runs."""
+
+    def __init__(self, parts: CoordinatorParts, model: ModelFile, options: ServingOptions, report: Report) -> None:
+        self._parts = parts
+        self._model = model
+        self._options = options
+        self._report = report
+        self._cost = _placement_cost(model, options)
+        self.run: Run | None = None
+
+    async def serve(self) -> None:
+        """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
+        wait_s = RETRY_FIRST_S
+        while True:
+            placement = await self._place()
+            run = self.run = Run(self._parts, self._model, self._options, placement, self._report)
+            ending = await run.serve()
+            self.run = None
+            self._report("model_withdrawn", {"model": self._model.name, "run_id": run.run_id.hex(), **ending.fields()})
+            wait_s = RETRY_FIRST_S if ending.had_served else min(2 * wait_s, RETRY_LONGEST_S)
+            await trio.sleep(wait_s)
+
+    async def _place(self) -> Placement:
+        """A placement, waiting for peers as long as they could help."""
+        told = ""
+        while True:
+            seen = self._parts.overlay.board.changes.count
+            planned = plan_placement(self._request())
+            if isinstance(planned, Placement):
+                self._report("placement", {"model": self._model.name, "stages": _listed(planned)})
+                return planned
+            if not planned.could_peers_help:
+                raise _refused(self._model, planned)
+            if planned.text != told:
+                told = planned.text
+                self._report("waiting_for_peers", {"model": self._model.name, "message": planned.text})
+            await self._parts.overlay.board.changes.wait_beyond(seen)
+            await trio.sleep(PEERS_SETTLE_S)
+
+    def _request(self) -> PlacementRequest:
+        overlay = self._parts.overlay
+        others = tuple(CandidatePeer(PeerId(a.peer_id), a.free_bytes) for a in overlay.admitted_announcements())
+        own = CandidatePeer(overlay.own_peer, self._parts.stages.free_bytes)
+        return PlacementRequest(self._cost, own, others, self._options.stage_count)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """Why a run ended."""
+
+    code: ErrorCode
+    text: str
+    index: int | None
+    had_served: bool
+
+    def fields(self) -> dict[str, object]:
+        """As event fields."""
+        return {"code": self.code.value, "message": self.text, "stage": self.index}
+
+
+class Run:
+    """One attempt at one placement."""
+
+    def __init__(
+        self,
+        parts: CoordinatorParts,
+        model: ModelFile,
+        options: ServingOptions,
+        placement: Placement,
+        report: Report,
+    ) -> None:
+        self.run_id = parts.entropy.random_bytes(16)
+        self.placement = placement
+        self._parts = parts
+        self._model = model
+        self._options = options
+        self._report = report
+        self._machine = coordination.RunMachine(len(placement.stages))
+        self._runner: MachineRunner[coordination.Event, coordination.Effect] = MachineRunner(
+            self._machine, parts.clock, self._perform, coordination.DeadlinePassed()
+        )
+        self._nursery: trio.Nursery | None = None
+        self._ending: RunEnding | None = None
+        self._had_served = False
+
+    @property
+    def phase(self) -> coordination.RunPhase:
+        """Where the run stands."""
+        return self._machine.phase
+
+    async def serve(self) -> RunEnding:
+        """Loads, proves, publishes, watches; returns once the run is over and its stages are told."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._runner.post(coordination.RunStarted())
+            await self._runner.run(lambda: self._ending is not None)
+            nursery.cancel_scope.cancel()
+        assert self._ending is not None
+        return self._ending
+
+    async def _perform(self, effect: coordination.Effect) -> None:
+        assert self._nursery is not None
+        match effect:
+            case coordination.StartLoad(index):
+                self._nursery.start_soon(self._hold, index)
+            case coordination.StartProbe():
+                self._nursery.start_soon(self._probe)
+            case coordination.StartPublish():
+                self._nursery.start_soon(self._publish)
+            case coordination.ReportServing():
+                stages = [
+                    {"peer_id": s.peer_id, "layers": [s.layers.start, s.layers.end]} for s in self.placement.stages
+                ]
+                self._report(
+                    "pipeline_ready", {"model": self._model.name, "run_id": self.run_id.hex(), "stages": stages}
+                )
+            case coordination.EndRun(code, text, index):
+                self._ending = RunEnding(code, text, index, self._had_served)
+
+    # --- effects, each a task that posts its outcome ---------------------------------
+    async def _hold(self, index: int) -> None:
+        async def reported(status: StageStatus) -> None:
+            await self._runner.put(coordination.StageReported(index, _state_of(status)))
+
+        try:
+            load = await self._load_of(index)
+            if load.stages[index].peer_id == self._parts.overlay.own_peer:
+                await self._parts.stages.hold(load, self._parts.overlay.own_peer, reported)
+            else:
+                await self._hold_remote(load, reported)
+        except P2PMeshError as error:
+            await self._runner.put(
+                coordination.StageFailed(index, error.code, _with_peer(self.placement, index, error))
+            )
+
+    async def _hold_remote(self, load: LoadStage, reported: Callable[[StageStatus], Awaitable[None]]) -> None:
+        entry = load.stages[load.index]
+        stream = await self._parts.overlay.open_exchange(PeerId(entry.peer_id), load, entry.addresses)
+        try:
+            await self._follow_statuses(stream, reported)
+        finally:
+            await stream.reset()
+
+    async def _follow_statuses(self, stream: MessageStream, reported: Callable[[StageStatus], Awaitable[None]]) -> None:
+        timeout_s = STATUS_TIMEOUT_S
+        while True:
+            status = await stream.expect(StageStatus, timeout_s)
+            await reported(status)
+            if _state_of(status) is StageState.READY:
+                timeout_s = SERVING_SILENCE_S
+
+    async def _load_of(self, index: int) -> LoadStage:
+        """The order to load a stage; its file is cut here first, so that a peer without the model can fetch it."""
+        planned = self.placement.stages[index]
+        artifact = await self._parts.store.cut(self._model, planned.layers)
+        return LoadStage(
+            run_id=self.run_id,
+            model=self._model.name,
+            model_digest=self._model.digest,
+            model_bytes=self._model.size_bytes,
+            layer_count=self._model.index.layer_count,
+            index=index,
+            stages=tuple(self._entry(stage) for stage in self.placement.stages),
+            artifact_digest=artifact.digest,
+            artifact_bytes=artifact.size_bytes,
+            needed_bytes=planned.needed_bytes,
+            context_tokens=self._options.context_tokens,
+            lanes=self._options.lanes,
+            wire_dtype=self._options.wire_dtype,
+        )
+
+    def _entry(self, stage: PlannedStage) -> StageEntry:
+        board = self._parts.overlay.board
+        known = board.own() if stage.peer_id == self._parts.overlay.own_peer else board.find(stage.peer_id)
+        addresses = known.addresses if known else ()
+        return StageEntry(stage.peer_id, stage.layers.start, stage.layers.end, addresses)
+
+    async def _probe(self) -> None:
+        try:
+            await self._ask_driver(ProbeRun(self.run_id), ProbeResult, PROBE_TIMEOUT_S)
+        except P2PMeshError as error:
+            await self._runner.put(coordination.ProbeFailed(error.code, error.message))
+        else:
+            await self._runner.put(coordination.ProbeSucceeded())
+
+    async def _publish(self) -> None:
+        try:
+            await self._ask_driver(PublishRun(self.run_id), Done, PUBLISH_TIMEOUT_S)
+        except P2PMeshError as error:
+            await self._runner.put(coordination.ProbeFailed(error.code, error.message))
+        else:
+            self._had_served = True
+            await self._runner.put(coordination.PublishSucceeded())
+
+    async def _ask_driver(self, question: ProbeRun | PublishRun, answer: type, timeout_s: float) -> None:
+        driver = self.placement.stages[0].peer_id
+        if driver == self._parts.overlay.own_peer:
+            if isinstance(question, ProbeRun):
+                await self._parts.drivers.probe(question.run_id)
+            else:
+                self._parts.drivers.publish(question.run_id)
+            return
+        stream = await self._parts.overlay.open_exchange(driver, question)
+        try:
+            await stream.expect(answer, timeout_s)
+        finally:
+            await stream.reset()
+
+
+def _state_of(status: StageStatus) -> StageState:
+    with suppress(ValueError):
+        return StageState(status.state)
+    return StageState.FAILED
+
+
+def _ranges(placement: Placement) -> list[dict[str, object]]:
+    return [{"peer_id": stage.peer_id, "layers": [stage.layers.start, stage.layers.end]} for stage in placement.stages]
+
+
+def _listed(placement: Placement) -> list[dict[str, object]]:
+    return [
+        {**ranges, "needed_bytes": stage.needed_bytes, "free_bytes": stage.free_bytes}
+        for ranges, stage in zip(_ranges(placement), placement.stages, strict=True)
+    ]
+
+
+def _refused(model: ModelFile, refusal: PlacementRefusal) -> P2PMeshError:
+    return Refused(ErrorCode.PLACEMENT_REFUSED, f"{model.name} cannot be placed: {refusal.text}")
+
+
+def _placement_cost(model: ModelFile, options: ServingOptions) -> ModelCost:
+    """The planner's view of a model at this context and these lanes."""
+    measured = measure_model(model.index)
+    count = measured.layer_count
+    whole = stage_cost(measured, LayerRange(0, count), options.context_tokens, options.lanes)
+    cells = options.context_tokens * options.lanes
+    layer_bytes = tuple(
+        weights + kv * cells for weights, kv in zip(measured.layer_bytes, measured.kv_bytes_per_token, strict=True)
+    )
+    # Every stage is charged the compute buffers of the last one, the largest; a tied embedding is charged once more
+    # than a whole model needs, which `whole_saves_bytes` gives back.
+    first, last = measured.embedding_bytes, measured.output_bytes
+    stage = measured.shared_bytes + whole.compute_bytes
+    saved = max(0, sum(layer_bytes) + first + last + stage - whole.total_bytes)
+    cost = ModelCost(
+        layer_bytes=layer_bytes,
+        first_bytes=first,
+        last_bytes=last,
+        stage_bytes=stage,
+        cuts=permitted_cuts(model.index),
+        is_permitted=lambda layers: is_range_permitted(model.index, layers),
+    )
+    return replace(cost, whole_saves_bytes=saved)
+
+
+def check_split(model: ModelFile, stage_count: int | None) -> None:
+    """Raises early, with the family's reason, if a wanted split can never be."""
+    if stage_count is None or stage_count == 1 or permitted_cuts(model.index):
+        return
+    check_range(model.index, LayerRange(0, 1))
+    raise ConfigError(ErrorCode.CUT_UNSUPPORTED, f"{model.name} must stay whole; leave --split at auto")

@@ -1,0 +1,182 @@
+"""Exchanges that a driver serves to other peers: probe, publish, generate; and the ingress side of the last."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
+from p2pmesh.base.ids import PeerId
+from p2pmesh.node.channels import MessageStream, error_of, refusal_of
+from p2pmesh.node.driver import Drivers
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.wire.control import (
+    Cancel,
+    Delta,
+    Done,
+    Finished,
+    Generate,
+    MessageEntry,
+    ProbeResult,
+    ProbeRun,
+    PublishRun,
+    Refusal,
+    SamplingEntry,
+    Started,
+)
+from p2pmesh.wire.generation import (
+    ChatMessage,
+    FinishReason,
+    GenerationDelta,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    GenerationStarted,
+    Prompt,
+    SamplingParameters,
+)
+
+EVENT_TIMEOUT_S = 600.0
+"""A backstop only: the driver's own deadlines, derived from its pace, end a silent generation first."""
+CANCEL_TIMEOUT_S = 2.0
+
+
+class DriverExchanges:
+    """Serves the runs that are driven here to admitted peers."""
+
+    def __init__(self, overlay: Overlay, drivers: Drivers) -> None:
+        self._drivers = drivers
+        overlay.serve_exchange(ProbeRun, self._probe)
+        overlay.serve_exchange(PublishRun, self._publish)
+        overlay.serve_exchange(Generate, self._generate)
+
+    async def _probe(self, stream: MessageStream, asked: ProbeRun) -> None:
+        token, elapsed_us = await self._drivers.probe(asked.run_id)
+        await stream.send(ProbeResult(token, elapsed_us))
+        await stream.finish()
+
+    async def _publish(self, stream: MessageStream, asked: PublishRun) -> None:
+        self._drivers.publish(asked.run_id)
+        await stream.send(Done())
+        await stream.finish()
+
+    async def _generate(self, stream: MessageStream, asked: Generate) -> None:
+        request = request_of(asked)
+        driver = self._drivers.find_published(request.model)
+        if driver is None:
+            raise Refused(ErrorCode.MODEL_NOT_READY, f"{request.model} is not driven here any more; try again")
+        failure: P2PMeshError | None = None
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_at_end, stream, scope)
+                try:
+                    async with driver.generate(request) as events:
+                        async for event in events:
+                            await stream.send(_message_of(event))
+                except P2PMeshError as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+        if failure is not None:
+            await stream.send(refusal_of(failure.code, failure.message))
+        await stream.finish()
+
+
+async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None:
+    """The ingress cancels by saying so, or by ending its side in any other way."""
+    with suppress(PeerUnavailable, RemoteProtocolError):
+        await stream.expect(Cancel, EVENT_TIMEOUT_S * 1000)
+    scope.cancel()
+
+
+@asynccontextmanager
+async def generate_remotely(
+    overlay: Overlay, driver: PeerId, request: GenerationRequest
+) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+    """Events of a request that another peer drives; leaving the scope early cancels it there."""
+    stream = await overlay.open_exchange(driver, _generate_of(request))
+    try:
+        async with aclosing(_events_of(stream)) as events:
+            yield events
+    finally:
+        with trio.CancelScope(deadline=trio.current_time() + CANCEL_TIMEOUT_S, shield=True):
+            with suppress(P2PMeshError):
+                await stream.send(Cancel())
+            await stream.reset()
+
+
+async def _events_of(stream: MessageStream) -> AsyncGenerator[GenerationEvent, None]:
+    while True:
+        event = _event_of(await stream.receive(EVENT_TIMEOUT_S))
+        yield event
+        if isinstance(event, GenerationFinished):
+            return
+
+
+def _event_of(message: object) -> GenerationEvent:
+    match message:
+        case Started(prompt_tokens, run_id, fingerprint):
+            return GenerationStarted(prompt_tokens, run_id, fingerprint)
+        case Delta(tokens, text):
+            return GenerationDelta(tokens, text)
+        case Finished(reason, text, completion_tokens):
+            return GenerationFinished(_reason_of(reason), text, completion_tokens)
+        case Refusal():
+            raise error_of(message)
+        case _:
+            text = f"{type(message).__name__} in a generation"
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)
+
+
+def _reason_of(text: str) -> FinishReason:
+    try:
+        return FinishReason(text)
+    except ValueError:
+        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, f"finish reason {text!r}") from None
+
+
+def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
+    match event:
+        case GenerationStarted(prompt_tokens, run_id, fingerprint):
+            return Started(prompt_tokens, run_id, fingerprint)
+        case GenerationDelta(tokens, text):
+            return Delta(tokens, text)
+        case GenerationFinished(reason, text, completion_tokens):
+            return Finished(reason.value, text, completion_tokens)
+
+
+def request_of(asked: Generate) -> GenerationRequest:
+    """The request that a message carries; raises ``REQUEST_INVALID`` for ranges that no message limit covers."""
+    entries = asked.messages
+    messages = None if entries is None else tuple(ChatMessage(entry.role, entry.content) for entry in entries)
+    sampling = asked.sampling
+    return GenerationRequest(
+        asked.request_id,
+        asked.model,
+        Prompt(messages, asked.text, asked.tokens),
+        SamplingParameters(
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.presence_penalty,
+            sampling.frequency_penalty, sampling.repeat_penalty, sampling.seed,
+        ),
+        asked.stop,
+        asked.max_tokens,
+        asked.sequence,
+    )  # fmt: skip
+
+
+def _generate_of(request: GenerationRequest) -> Generate:
+    messages = request.prompt.messages
+    sampling = request.sampling
+    return Generate(
+        request.request_id,
+        request.model,
+        SamplingEntry(
+            sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.presence_penalty,
+            sampling.frequency_penalty, sampling.repeat_penalty, sampling.seed,
+        ),
+        None if messages is None else tuple(MessageEntry(message.role, message.content) for message in messages),
+        request.prompt.text,
+        request.prompt.tokens,
+        request.stop,
+        request.max_tokens,
+        request.sequence,
+    )  # fmt: skip
