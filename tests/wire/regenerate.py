@@ -1,0 +1,623 @@
+"""Writes ``protocols/vectors``: ``python -m tests.wire.regenerate``, then read the difference before you commit it.
+
+The vectors are normative, this is not: the tests read the files only, so a change of the codec cannot change what it is
+checked against. Keys come from fixed seeds, so the bytes are the same each time.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from p2pmesh.base.ids import mesh_id_of_founder
+from p2pmesh.wire import announcement, begin, control, generation, invite, stage
+from p2pmesh.wire.schema import pack, to_map
+from p2pmesh.wire.signed import seal
+from tests.wire import vectors
+from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour
+
+ISSUED_MS = 1_780_000_000_000
+REQUEST_ID = bytes(range(16))
+RUN_ID = bytes(range(16, 32))
+DIGEST = "ab" * 32
+ADDRESSES = ("/ip4/192.0.2.7/tcp/4001",)
+
+Case = dict[str, Any]
+
+
+# --- signed records -----------------------------------------------------------
+INVITE = invite.Invite(FOUNDER.mesh_id, ADDRESSES, ISSUED_MS, ISSUED_MS + invite.LIFE_MS, bytes(range(32, 48)))
+SERVED = announcement.ServedModel("smollm2-135m", DIGEST, RUN_ID, 2, 4096)
+
+
+def announcement_of(key: TestKey) -> announcement.Announcement:
+    return announcement.Announcement(
+        key.peer_id, FOUNDER.mesh_id, key.name, "0.1.0", ISSUED_MS, 7, ISSUED_MS + announcement.LIFE_MS,
+        ADDRESSES, 8 << 30, 6 << 30, (SERVED,) if key is FOUNDER else (),
+    )  # fmt: skip
+
+
+def sealed_invite(value: Any, key: TestKey = FOUNDER, domain: bytes = invite.DOMAIN) -> bytes:
+    return seal(domain, pack(value), key.public_key, key.sign)
+
+
+def sealed_announcement(value: Any, key: TestKey = JOINER, domain: bytes = announcement.DOMAIN) -> bytes:
+    return seal(domain, pack(value), key.public_key, key.sign)
+
+
+def flipped(data: bytes, index: int) -> bytes:
+    changed = bytearray(data)
+    changed[index] ^= 1
+    return bytes(changed)
+
+
+def invites() -> Case:
+    line = invite.encode_invite(INVITE, FOUNDER.public_key, FOUNDER.sign)
+    plain = to_map(INVITE)
+    empty = replace(INVITE, addresses=())
+    lines = {
+        "empty": "",
+        "prefix only": "p2pmesh1-",
+        "another version's prefix": line.replace("p2pmesh1-", "p2pmesh2-"),
+        "upper-case prefix": line.replace("p2pmesh1-", "P2PMESH1-"),
+        "last character cut": line[:-1],
+        "second half cut": line[: len(line) // 2],
+        "one character changed": line[:40] + ("A" if line[40] != "A" else "B") + line[41:],
+        "base64 padding": line + "=",
+        "standard base64 alphabet": line[:60] + "+/" + line[62:],
+        "space inside": line[:50] + " " + line[50:],
+        "two lines": line + "\n" + line,
+        "longer than 8192 bytes": "p2pmesh1-" + "A" * 8184,
+        "not msgpack": armour(b"\xc1" * 40),
+        "envelope is a list": armour(pack([b"x", FOUNDER.public_key, bytes(64)])),
+        "envelope without signature": armour(pack({"payload": pack(plain), "key": FOUNDER.public_key})),
+        "key of 31 bytes": armour(pack({"payload": pack(plain), "key": bytes(31), "signature": bytes(64)})),
+        "signature of zeros": armour(pack({"payload": pack(plain), "key": FOUNDER.public_key, "signature": bytes(64)})),
+        "one bit of the payload flipped": armour(flipped(sealed_invite(plain), 40)),
+        "bytes after the envelope": armour(sealed_invite(plain) + b"\0"),
+        "signed by somebody else": armour(sealed_invite(plain, STRANGER)),
+        "signed for announcements": armour(sealed_invite(plain, FOUNDER, announcement.DOMAIN)),
+        "mesh id in upper case": armour(sealed_invite({**plain, "mesh_id": INVITE.mesh_id.upper()})),
+        "mesh id of another founder": armour(
+            sealed_invite({**plain, "mesh_id": mesh_id_of_founder(STRANGER.public_key)})
+        ),
+        "nonce of 15 bytes": armour(sealed_invite({**plain, "nonce": bytes(15)})),
+        "33 addresses": armour(sealed_invite({**plain, "addresses": ["/ip4/192.0.2.7/tcp/1"] * 33})),
+        "control character in an address": armour(sealed_invite({**plain, "addresses": ["/ip4/192.0.2.7\n"]})),
+        "negative expiry": armour(sealed_invite({**plain, "expires_unix_ms": -1})),
+        "expiry as a float": armour(sealed_invite({**plain, "expires_unix_ms": 1.5})),
+        "payload without addresses": armour(sealed_invite({k: v for k, v in plain.items() if k != "addresses"})),
+    }
+    invalid = [{"name": name, "invite": text, "error": "invite_malformed"} for name, text in lines.items()]
+    late = INVITE.expires_unix_ms + invite.CLOCK_SKEW_MS + 1
+    invalid.append({"name": "expired", "invite": line, "now_unix_ms": late, "error": "invite_expired"})
+    valid = [
+        {"name": "of a founder", "invite": line, "now_unix_ms": ISSUED_MS, "value": vectors.to_json(INVITE)},
+        {"name": "within the skew", "invite": line, "now_unix_ms": late - 1, "value": vectors.to_json(INVITE)},
+        {
+            "name": "without addresses",
+            "invite": invite.encode_invite(empty, FOUNDER.public_key, FOUNDER.sign),
+            "now_unix_ms": ISSUED_MS,
+            "value": vectors.to_json(empty),
+        },
+    ]
+    document = {"domain": invite.DOMAIN.decode(), "keys": key_table(FOUNDER, STRANGER)}
+    return {**document, "valid": valid, "invalid": invalid}
+
+
+def key_table(*keys: TestKey) -> Case:
+    return {
+        key.name: {"seed": key.seed.hex(), "public_key": key.public_key.hex(), "peer_id": key.peer_id} for key in keys
+    }
+
+
+def announcements() -> Case:
+    valid = [
+        {
+            "name": f"of the {key.name}",
+            "bytes": announcement.encode_announcement(announcement_of(key), key.public_key, key.sign).hex(),
+            "value": vectors.to_json(announcement_of(key)),
+        }
+        for key in (FOUNDER, JOINER)
+    ]
+    good = to_map(announcement_of(JOINER))
+    sealed = sealed_announcement(good)
+    model = to_map(SERVED)
+    changes: dict[str, Case] = {
+        "peer id with a letter base58 lacks": {"peer_id": "0" * 40},
+        "name longer than 256 bytes": {"name": "n" * 257},
+        "line feed in the name": {"name": "a\nb"},
+        "text reordered by a mark in the name": {"name": "a\u202eb"},
+        "escape in the version": {"version": "\x1b[2J"},
+        "negative sequence": {"sequence": -1},
+        "incarnation beyond 2^53": {"incarnation": 2**53 + 1},
+        "true as a sequence": {"sequence": True},
+        "float as memory": {"memory_bytes": 1.0},
+        "text as addresses": {"addresses": "/ip4/192.0.2.7/tcp/1"},
+        "33 addresses": {"addresses": ["/ip4/192.0.2.7/tcp/1"] * 33},
+        "address of 513 bytes": {"addresses": ["/" * 513]},
+        "65 models": {"models": [model] * 65},
+        "model without a run id": {"models": [{k: v for k, v in model.items() if k != "run_id"}]},
+        "model of 65 stages": {"models": [{**model, "stage_count": 65}]},
+        "model digest of 63 digits": {"models": [{**model, "digest": "a" * 63}]},
+        "mesh id of 31 digits": {"mesh_id": "a" * 31},
+    }
+    cases = [(name, sealed_announcement({**good, **change}), "message_malformed") for name, change in changes.items()]
+    cases += [
+        ("no bytes", b"", "message_malformed"),
+        ("payload is a list", sealed_announcement(list(good.values())), "message_malformed"),
+        ("payload without a name", sealed_announcement({k: v for k, v in good.items() if k != "name"}),
+         "message_malformed"),
+        ("bytes after the envelope", sealed + b"\xc0", "message_malformed"),
+        ("cut by one byte", sealed[:-1], "message_malformed"),
+        ("signed by another peer", sealed_announcement(good, STRANGER), "signature_invalid"),
+        ("signed for invites", sealed_announcement(good, JOINER, invite.DOMAIN), "signature_invalid"),
+        ("one bit of the payload flipped", flipped(sealed, 120), "signature_invalid"),
+        ("one bit of the signature flipped", flipped(sealed, len(sealed) - 1), "signature_invalid"),
+    ]  # fmt: skip
+    invalid: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in cases]
+    invalid.append({"name": "32769 bytes", "parts": [["c1", 32769]], "error": "message_too_large"})
+    document = {"domain": announcement.DOMAIN.decode(), "keys": key_table(FOUNDER, JOINER, STRANGER)}
+    return {**document, "topic": announcement.topic_of(FOUNDER.mesh_id), "valid": valid, "invalid": invalid}
+
+
+# --- control ------------------------------------------------------------------
+def control_messages() -> list[tuple[str, Any]]:
+    line = invite.encode_invite(INVITE, FOUNDER.public_key, FOUNDER.sign)
+    of_founder, of_joiner = (
+        announcement.encode_announcement(announcement_of(key), key.public_key, key.sign) for key in (FOUNDER, JOINER)
+    )
+    stages = (
+        control.StageEntry(FOUNDER.peer_id, 0, 15, ADDRESSES),
+        control.StageEntry(JOINER.peer_id, 15, 30, ADDRESSES),
+    )
+    sampling = control.SamplingEntry(0.7, 40, 0.95, 0.05, 0.5, -0.5, 1.1, generation.MAX_SEED)
+    greedy = control.SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
+    chat = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
+    return [
+        ("hello of a joiner", control.Hello(1, FOUNDER.mesh_id, line, of_joiner)),
+        ("hello of the founder", control.Hello(1, FOUNDER.mesh_id, "", of_founder)),
+        ("welcome by the founder", control.Welcome(1, FOUNDER.mesh_id, "", of_founder, (of_joiner,))),
+        ("welcome by a joiner", control.Welcome(1, FOUNDER.mesh_id, line, of_joiner, ())),
+        ("refusal", control.Refusal("invite_expired", "the invite expired 5 minutes ago; ask for a new one")),
+        ("load_stage", control.LoadStage(RUN_ID, "smollm2-135m", DIGEST, 144_000_000, 30, 1, stages, "cd" * 32,
+                                         72_000_000, 120_000_000, 4096, 4, 2)),
+        ("stage_status", control.StageStatus(RUN_ID, "downloading", 1_048_576, 72_000_000)),
+        ("stage_status ready", control.StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8)),
+        ("probe_run", control.ProbeRun(RUN_ID)),
+        ("probe_result", control.ProbeResult(42, 135_000)),
+        ("publish_run", control.PublishRun(RUN_ID)),
+        ("done", control.Done()),
+        ("fetch_artifact", control.FetchArtifact("cd" * 32, 1_048_576)),
+        ("artifact_chunk", control.ArtifactChunk(b"GGUF\x03\0\0\0")),
+        ("artifact_chunk that ends", control.ArtifactChunk(b"")),
+        ("generate from a chat", control.Generate(REQUEST_ID, "smollm2-135m", sampling, messages=chat,
+                                                  stop=("\n\n", "END"), max_tokens=64, sequence=1)),
+        ("generate from text", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once")),
+        ("generate from tokens", control.Generate(REQUEST_ID, "smollm2-135m", greedy, tokens=(1, 2, 2**31 - 1))),
+        ("started", control.Started((1, 4093, 198), RUN_ID, "b9200-avx2-t2-f16")),
+        ("delta", control.Delta((3575, 198), " world\n")),
+        ("delta whose text lags", control.Delta((240,), "")),
+        ("finished", control.Finished("stop", "", 17)),
+        ("cancel", control.Cancel()),
+    ]  # fmt: skip
+
+
+def framed(body: bytes) -> bytes:
+    return control.encode_varint(len(body)) + body
+
+
+def broken_fields() -> list[tuple[str, str, Case]]:
+    """(name, name of a valid case, fields to set); a field set to ``...`` is left out."""
+    sampling = to_map(dict(control_messages())["generate from text"].sampling)
+    entry = to_map(dict(control_messages())["load_stage"])["stages"]
+    twice, nan = FOUNDER.peer_id, float("nan")
+    return [
+        ("hello without a mesh id", "hello of a joiner", {"mesh_id": ...}),
+        ("hello with a mesh id of 31 digits", "hello of a joiner", {"mesh_id": "0" * 31}),
+        ("hello with a mesh id in upper case", "hello of a joiner", {"mesh_id": "A" * 32}),
+        ("hello with an empty announcement", "hello of a joiner", {"announcement": b""}),
+        ("hello with an announcement as text", "hello of a joiner", {"announcement": "x"}),
+        ("hello with generation true", "hello of a joiner", {"generation": True}),
+        ("hello with generation -1", "hello of a joiner", {"generation": -1}),
+        ("hello with generation 65537", "hello of a joiner", {"generation": 65537}),
+        ("hello with an invite of 8193 bytes", "hello of a joiner", {"invite": "x" * 8193}),
+        ("hello with an invite of nil", "hello of a joiner", {"invite": None}),
+        ("welcome with 65 announcements", "welcome by a joiner", {"known": [b"x"] * 65}),
+        ("welcome with a map of announcements", "welcome by a joiner", {"known": {}}),
+        ("refusal with a code of 65 bytes", "refusal", {"code": "c" * 65}),
+        ("refusal with a message of 1025 bytes", "refusal", {"message": "m" * 1025}),
+        ("load_stage with a run id of 15 bytes", "load_stage", {"run_id": bytes(15)}),
+        ("load_stage with a run id of 17 bytes", "load_stage", {"run_id": bytes(17)}),
+        ("load_stage with a run id as text", "load_stage", {"run_id": "0" * 16}),
+        ("load_stage without stages", "load_stage", {"stages": []}),
+        ("load_stage with an index beyond its stages", "load_stage", {"index": 2}),
+        ("load_stage with an index of 64", "load_stage", {"index": 64}),
+        ("load_stage with a gap between layers", "load_stage", {"stages": [entry[0], {**entry[1], "layer_start": 16}]}),
+        ("load_stage with layers twice", "load_stage", {"stages": [entry[0], {**entry[1], "layer_start": 14}]}),
+        ("load_stage with an empty range", "load_stage", {"stages": [{**entry[0], "layer_end": 0}, entry[1]]}),
+        ("load_stage with a range backwards", "load_stage", {"stages": [{**entry[0], "layer_start": 20}, entry[1]]}),
+        ("load_stage with fewer layers than its stages", "load_stage", {"layer_count": 29}),
+        ("load_stage with one peer twice", "load_stage", {"stages": [entry[0], {**entry[1], "peer_id": twice}]}),
+        ("load_stage with 65 stages", "load_stage", {"stages": entry[:1] * 65}),
+        ("load_stage with 1025 layers", "load_stage", {"layer_count": 1025}),
+        ("load_stage with wire dtype 0", "load_stage", {"wire_dtype": 0}),
+        ("load_stage with wire dtype 3", "load_stage", {"wire_dtype": 3}),
+        ("load_stage with no lanes", "load_stage", {"lanes": 0}),
+        ("load_stage with 65 lanes", "load_stage", {"lanes": 65}),
+        ("load_stage with a digest of 63 digits", "load_stage", {"artifact_digest": "a" * 63}),
+        ("load_stage with a digest and a line feed", "load_stage", {"artifact_digest": "a" * 63 + "\n"}),
+        ("load_stage with an artifact of no bytes", "load_stage", {"artifact_bytes": 0}),
+        ("load_stage with a control character in the name", "load_stage", {"model": "a\x07b"}),
+        ("stage_status with a state as number", "stage_status", {"state": 3}),
+        ("stage_status with negative progress", "stage_status", {"done_bytes": -1}),
+        ("probe_result with a negative token", "probe_result", {"token": -1}),
+        ("probe_result with a token of 2^31", "probe_result", {"token": 2**31}),
+        ("fetch_artifact with a negative offset", "fetch_artifact", {"offset": -1}),
+        ("fetch_artifact with a digest in upper case", "fetch_artifact", {"digest": "AB" * 32}),
+        ("artifact_chunk as text", "artifact_chunk", {"data": "GGUF"}),
+        ("artifact_chunk without data", "artifact_chunk", {"data": ...}),
+        ("generate without sampling", "generate from text", {"sampling": ...}),
+        ("generate with sampling nil", "generate from text", {"sampling": None}),
+        ("generate with a NaN temperature", "generate from text", {"sampling": {**sampling, "temperature": nan}}),
+        ("generate with an infinite top_p", "generate from text", {"sampling": {**sampling, "top_p": float("inf")}}),
+        ("generate with a temperature as text", "generate from text", {"sampling": {**sampling, "temperature": "1"}}),
+        ("generate with a negative seed", "generate from text", {"sampling": {**sampling, "seed": -1}}),
+        ("generate with 5 stops", "generate from text", {"stop": ["a"] * 5}),
+        ("generate with a stop of 1025 bytes", "generate from text", {"stop": ["a" * 1025]}),
+        ("generate with max_tokens 0", "generate from text", {"max_tokens": 0}),
+        ("generate with a sequence of 128", "generate from text", {"sequence": 128}),
+        ("generate with a negative token", "generate from tokens", {"tokens": [1, -1]}),
+        ("generate with a true among tokens", "generate from tokens", {"tokens": [1, True]}),
+        ("generate with a float among tokens", "generate from tokens", {"tokens": [1, 2.0]}),
+        ("generate with a list among tokens", "generate from tokens", {"tokens": [1] * 65 + [[1]]}),
+        ("generate with a message without content", "generate from a chat", {"messages": [{"role": "user"}]}),
+        ("generate with a message as text", "generate from a chat", {"messages": ["hello"]}),
+        ("started with a run id of no bytes", "started", {"run_id": b""}),
+        ("delta with 1025 tokens", "delta", {"tokens": [1] * 1025}),
+        ("finished with a count of -1", "finished", {"completion_tokens": -1}),
+    ]  # fmt: skip
+
+
+RAW_CONTROL: list[tuple[str, bytes, str]] = [
+    ("empty message", b"\x00", "message_malformed"),
+    ("length not minimal", b"\x81\x00\xc0", "message_malformed"),
+    ("length of five bytes", b"\x80\x80\x80\x80\x01", "message_malformed"),
+    ("length of 2 MiB and one", control.encode_varint(2 * 1024 * 1024 + 1), "message_too_large"),
+    ("length of 256 MiB less one", b"\xff\xff\xff\x7f", "message_too_large"),
+    ("nil", framed(b"\xc0"), "message_malformed"),
+    ("a list", framed(pack(["hello"])), "message_malformed"),
+    ("a number", framed(b"\x01"), "message_malformed"),
+    ("the byte that msgpack never uses", framed(b"\xc1"), "message_malformed"),
+    ("a map without a kind", framed(pack({})), "message_malformed"),
+    ("a kind as number", framed(pack({"kind": 1})), "message_malformed"),
+    ("a kind as bytes", framed(pack({"kind": b"done"})), "message_malformed"),
+    ("a kind nobody knows", framed(pack({"kind": "goodbye"})), "message_kind_unknown"),
+    ("a kind in upper case", framed(pack({"kind": "DONE"})), "message_kind_unknown"),
+    ("an empty kind", framed(pack({"kind": ""})), "message_kind_unknown"),
+    ("a kind that is a record's method", framed(pack({"kind": "__class__"})), "message_kind_unknown"),
+    ("kind twice", framed(b"\x82" + pack("kind") + pack("done") + pack("kind") + pack("done")), "message_malformed"),
+    ("a number as key", framed(b"\x82" + pack("kind") + pack("done") + b"\x01\x01"), "message_malformed"),
+    ("bytes as key", framed(b"\x82" + pack("kind") + pack("done") + pack(b"x") + b"\x01"), "message_malformed"),
+    ("a list as key", framed(b"\x82" + pack("kind") + pack("done") + b"\x90\x01"), "message_malformed"),
+    ("bytes after the map", framed(pack({"kind": "done"}) + b"\xc0"), "message_malformed"),
+    ("a map cut short", framed(pack({"kind": "done"})[:-1]), "message_malformed"),
+    ("a map of 2^32 - 1 pairs declared", framed(b"\xdf\xff\xff\xff\xff"), "message_malformed"),
+    ("a list of 2^32 - 1 items declared", framed(b"\x81\xa4kind\xdd\xff\xff\xff\xff"), "message_malformed"),
+    ("a text of 2^32 - 1 bytes declared", framed(b"\x81\xa4kind\xdb\xff\xff\xff\xff"), "message_malformed"),
+    ("a value of 2^32 - 1 bytes declared", framed(b"\x81\xa4kind\xc6\xff\xff\xff\xff"), "message_malformed"),
+    ("text that is not UTF-8", framed(b"\x81\xa4kind\xa2\xc3\x28"), "message_malformed"),
+    ("text with an encoded surrogate", framed(b"\x81\xa4kind\xa3\xed\xa0\x80"), "message_malformed"),
+    ("an extension", framed(b"\x82\xa4kind\xa4done\xa1x\xd4\x05\x00"), "message_malformed"),
+    ("an extension of no bytes", framed(b"\x82\xa4kind\xa4done\xa1x\xc7\x00\x05"), "message_malformed"),
+    ("a timestamp", framed(b"\x82\xa4kind\xa4done\xa1x\xd6\xff\x00\x00\x00\x00"), "message_malformed"),
+    ("nine levels in an unknown field", framed(b"\x82\xa4kind\xa4done\xa1x" + b"\x91" * 8 + b"\xc0"),
+     "message_malformed"),
+]  # fmt: skip
+
+
+def control_invalid() -> list[Case]:
+    valid = dict(control_messages())
+    kind_of = {cls: kind for kind, cls in control.KINDS.items()}
+    cases: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in RAW_CONTROL]
+    for name, base, change in broken_fields():
+        plain = {"kind": kind_of[type(valid[base])], **to_map(valid[base]), **change}
+        body = pack({key: value for key, value in plain.items() if value is not ...})
+        cases.append({"name": name, "bytes": framed(body).hex(), "error": "message_malformed"})
+    head = b"\x82\xa4kind\xa4done\xa1x"
+    cases += [
+        {"name": "nesting of 1024 levels", "parts": in_parts(head, ("91", 1024), ("c0", 1))},
+        {"name": "8193 empty lists in an unknown field", "parts": in_parts(head, ("dc2001", 1), ("90", 8193))},
+        {"name": "524289 numbers in an unknown field", "parts": in_parts(head, ("dd00080001", 1), ("00", 524_289))},
+    ]
+    for case in cases[-3:]:
+        case["error"] = "message_malformed"
+    hello = {"name": "65537 bytes before admission", "bytes": "818004", "admitted": False}
+    return [*cases, {**hello, "error": "message_too_large"}]
+
+
+def in_parts(head: bytes, *parts: tuple[str, int]) -> list[list[Any]]:
+    size = len(head) + sum(len(bytes.fromhex(part)) * times for part, times in parts)
+    return [[(control.encode_varint(size) + head).hex(), 1], *([part, times] for part, times in parts)]
+
+
+def control_document() -> Case:
+    valid = []
+    for name, message in control_messages():
+        encoded = control.encode_control(message)
+        kind = next(kind for kind, cls in control.KINDS.items() if cls is type(message))
+        valid.append({"name": name, "kind": kind, "bytes": encoded.hex(), "value": vectors.to_json(message)})
+    readable = [
+        {
+            "name": "an unknown field is left out",
+            "kind": "done",
+            "bytes": framed(pack({"kind": "done", "later": {"a": [1, [2]]}})).hex(),
+            "value": {},
+        },
+        {
+            "name": "fields in another order",
+            "kind": "probe_run",
+            "bytes": framed(pack({"run_id": RUN_ID, "kind": "probe_run"})).hex(),
+            "value": {"run_id": RUN_ID.hex()},
+        },
+        {
+            "name": "defaults may be missing",
+            "kind": "stage_status",
+            "bytes": framed(pack({"kind": "stage_status", "run_id": RUN_ID, "state": "loading"})).hex(),
+            "value": vectors.to_json(control.StageStatus(RUN_ID, "loading")),
+        },
+        {
+            "name": "integers and lengths not in the shortest form",
+            "kind": "finished",
+            "bytes": framed(
+                b"\xde\x00\x04\xd9\x04kind\xa8finished\xa6reason\xda\x00\x04stop\xa4text\xa0"
+                b"\xb1completion_tokens\xcf" + (5).to_bytes(8, "big")
+            ).hex(),
+            "value": {"reason": "stop", "text": "", "completion_tokens": 5},
+        },
+        {
+            "name": "control characters of a refusal become spaces",
+            "kind": "refusal",
+            "bytes": framed(pack({"kind": "refusal", "code": "internal", "message": "a\x1b[2J\nb"})).hex(),
+            "value": {"code": "internal", "message": "a [2J b"},
+        },
+    ]
+    keys = key_table(FOUNDER, JOINER)
+    return {"protocol": "/mesh-llm/1", "keys": keys, "valid": valid, "readable": readable, "invalid": control_invalid()}
+
+
+# --- stage frames -------------------------------------------------------------
+def frames() -> list[tuple[str, stage.StageFrame]]:
+    kinds, dtypes = stage.FrameKind, stage.WireDtype
+    zero = bytes(16)
+    rows = np.asarray([[0.5, -1.0, 2.0, 65504.0], [0.0, -0.0, 6e-8, 1.0]], dtype="<f4")
+    body = begin.encode_begin(begin.Begin(generation.SamplingParameters(temperature=0.7, top_k=40, seed=7), 600))
+    make = stage.StageFrame
+    return [
+        ("open by stage 1", make(kinds.OPEN, zero, RUN_ID, position=1)),
+        ("open by stage 63", make(kinds.OPEN, zero, RUN_ID, position=63)),
+        ("return_open", make(kinds.RETURN_OPEN, zero, RUN_ID)),
+        ("begin", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=body)),
+        ("begin of choice 127", make(kinds.BEGIN, REQUEST_ID, RUN_ID, 127, body=body)),
+        ("prefill to the first stage", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 0, 0, (1, 2, 3))),
+        ("prefill in f32", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 0, 256, (9, 10), 4, dtypes.F32,
+                                body=rows.tobytes())),
+        ("last prefill in f16", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 1, 512, (9, 10), 4, dtypes.F16,
+                                     stage.FrameFlag.SAMPLE, rows.astype("<f2").tobytes())),
+        ("decode in f16", make(kinds.DECODE, REQUEST_ID, RUN_ID, 0, 600, (42,), 4, dtypes.F16,
+                               body=rows[:1].astype("<f2").tobytes())),
+        ("decode widened to f32", make(kinds.DECODE, REQUEST_ID, RUN_ID, 0, 601, (43,), 4, dtypes.F32,
+                                       stage.FrameFlag.WIDENED, rows[:1].tobytes())),
+        ("decode at the last position", make(kinds.DECODE, REQUEST_ID, RUN_ID, 0, 2**31 - 2, (2**31 - 1,))),
+        ("token", make(kinds.TOKEN, REQUEST_ID, RUN_ID, 0, 602, (44,))),
+        ("credit", make(kinds.CREDIT, REQUEST_ID, RUN_ID, 0, 256)),
+        ("error", stage.error_frame(make(kinds.DECODE, REQUEST_ID, RUN_ID, 3), stage.ErrorCode.ENGINE_CRASHED,
+                                    "the engine of stage 1 died of SIGILL")),
+        ("cancel", make(kinds.CANCEL, REQUEST_ID, RUN_ID)),
+        ("end", make(kinds.END, REQUEST_ID, RUN_ID)),
+    ]  # fmt: skip
+
+
+def set_bytes(offset: int, new: bytes) -> Callable[[bytes], bytes]:
+    """Replaces bytes of a frame; the offset counts from the length prefix, as in the table of the document."""
+    return lambda data: data[:offset] + new + data[offset + len(new) :]
+
+
+def relength(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """A change of what follows the prefix, with a prefix that tells the new length."""
+    return lambda data: struct.pack("<I", len(change(data[4:]))) + change(data[4:])
+
+
+def u32(number: int) -> bytes:
+    return struct.pack("<I", number)
+
+
+BROKEN_FRAMES: list[tuple[str, str, Callable[[bytes], bytes], str]] = [
+    ("length 0", "end", set_bytes(0, u32(0)), "frame_length_invalid"),
+    ("length one less than a header", "end", set_bytes(0, u32(59)), "frame_length_invalid"),
+    ("length beyond the longest frame", "end", set_bytes(0, u32(stage.MAX_FRAME_BYTES + 1)), "frame_length_invalid"),
+    ("length 2^32 - 1", "end", set_bytes(0, u32(2**32 - 1)), "frame_length_invalid"),
+    ("version 1", "end", set_bytes(4, b"\1"), "frame_version_unsupported"),
+    ("version 3", "decode in f16", set_bytes(4, b"\3"), "frame_version_unsupported"),
+    ("kind 0", "end", set_bytes(5, b"\0"), "frame_kind_unknown"),
+    ("kind 11", "end", set_bytes(5, b"\x0b"), "frame_kind_unknown"),
+    ("kind 255", "decode in f16", set_bytes(5, b"\xff"), "frame_kind_unknown"),
+    ("dtype 3", "decode in f16", set_bytes(6, b"\3"), "frame_dtype_invalid"),
+    ("dtype 255", "decode in f16", set_bytes(6, b"\xff"), "frame_dtype_invalid"),
+    ("token with a dtype", "token", set_bytes(6, b"\1"), "frame_dtype_invalid"),
+    ("begin with a dtype", "begin", set_bytes(6, b"\2"), "frame_dtype_invalid"),
+    ("error with a dtype", "error", set_bytes(6, b"\1"), "frame_dtype_invalid"),
+    ("decode to be sampled by flag", "decode in f16", set_bytes(7, b"\1"), "frame_flags_invalid"),
+    ("unknown flag", "last prefill in f16", set_bytes(7, b"\5"), "frame_flags_invalid"),
+    ("all flags", "prefill in f32", set_bytes(7, b"\xff"), "frame_flags_invalid"),
+    ("flag on token", "token", set_bytes(7, b"\2"), "frame_flags_invalid"),
+    ("flag on open", "open by stage 1", set_bytes(7, b"\1"), "frame_flags_invalid"),
+    ("widened, yet f16", "decode in f16", set_bytes(7, b"\2"), "frame_flags_invalid"),
+    ("widened, yet no activation", "prefill to the first stage", set_bytes(7, b"\2"), "frame_flags_invalid"),
+    ("reserved not zero", "end", set_bytes(56, b"\1"), "frame_flags_invalid"),
+    ("last reserved byte not zero", "decode in f16", set_bytes(63, b"\x80"), "frame_flags_invalid"),
+    ("sequence 128", "token", set_bytes(40, u32(128)), "frame_value_invalid"),
+    ("sequence 2^32 - 1", "begin", set_bytes(40, u32(2**32 - 1)), "frame_value_invalid"),
+    ("position 2^31", "credit", set_bytes(44, u32(2**31)), "frame_position_invalid"),
+    ("position 2^32 - 1", "decode in f16", set_bytes(44, u32(2**32 - 1)), "frame_position_invalid"),
+    ("rows beyond the last position", "prefill in f32", set_bytes(44, u32(2**31 - 2)), "frame_position_invalid"),
+    ("open by stage 64", "open by stage 63", set_bytes(44, u32(64)), "frame_position_invalid"),
+    ("decode of no rows", "decode in f16", set_bytes(48, u32(0)), "frame_count_invalid"),
+    ("token of no tokens", "token", set_bytes(48, u32(0)), "frame_count_invalid"),
+    ("1025 rows", "prefill in f32", set_bytes(48, u32(1025)), "frame_count_invalid"),
+    ("2^32 - 1 rows", "prefill in f32", set_bytes(48, u32(2**32 - 1)), "frame_count_invalid"),
+    ("tokens in cancel", "cancel", set_bytes(48, u32(1)), "frame_count_invalid"),
+    ("tokens in begin", "begin", set_bytes(48, u32(1)), "frame_count_invalid"),
+    ("tokens in open", "open by stage 1", set_bytes(48, u32(1)), "frame_count_invalid"),
+    ("hidden size 0 with an activation", "decode in f16", set_bytes(52, u32(0)), "frame_count_invalid"),
+    ("hidden size 65537", "decode in f16", set_bytes(52, u32(65537)), "frame_count_invalid"),
+    ("hidden size 2^32 - 1", "decode in f16", set_bytes(52, u32(2**32 - 1)), "frame_count_invalid"),
+    ("hidden size without an activation", "prefill to the first stage", set_bytes(52, u32(4)), "frame_count_invalid"),
+    ("hidden size on token", "token", set_bytes(52, u32(4)), "frame_count_invalid"),
+    ("hidden size of another model", "decode in f16", set_bytes(52, u32(5)), "frame_length_invalid"),
+    ("1024 rows of 65536 elements", "prefill in f32",
+     lambda data: set_bytes(52, u32(65536))(set_bytes(48, u32(1024))(data)), "frame_length_invalid"),
+    ("f32 declared, f16 sent", "decode in f16", set_bytes(6, b"\1"), "frame_length_invalid"),
+    ("f16 declared, f32 sent", "prefill in f32", set_bytes(6, b"\2"), "frame_length_invalid"),
+    ("no dtype declared, f16 sent", "decode in f16", lambda data: set_bytes(52, u32(0))(set_bytes(6, b"\0")(data)),
+     "frame_length_invalid"),
+    ("activation one byte short", "decode in f16", relength(lambda data: data[:-1]), "frame_length_invalid"),
+    ("activation one byte long", "decode in f16", relength(lambda data: data + b"\0"), "frame_length_invalid"),
+    ("body after end", "end", relength(lambda data: data + b"\0"), "frame_length_invalid"),
+    ("body after token", "token", relength(lambda data: data + b"\0\0\0\0"), "frame_length_invalid"),
+    ("token ids cut", "token", relength(lambda data: data[:-1]), "frame_length_invalid"),
+    ("error text of 513 bytes", "error", relength(lambda data: data[:60] + b"e" * 513), "frame_length_invalid"),
+    ("negative token id", "token", set_bytes(64, b"\xff\xff\xff\xff"), "frame_value_invalid"),
+    ("negative token id among rows", "prefill in f32", set_bytes(68, b"\0\0\0\x80"), "frame_value_invalid"),
+]  # fmt: skip
+
+
+def broken_begins() -> list[tuple[str, Case | bytes, str]]:
+    return [
+        ("begin without a prompt length", {"prompt_tokens": ...}, "message_malformed"),
+        ("begin without a seed", {"seed": ...}, "message_malformed"),
+        ("begin with a seed as float", {"seed": 1.0}, "message_malformed"),
+        ("begin with a temperature as text", {"temperature": "1"}, "message_malformed"),
+        ("begin with a NaN temperature", {"temperature": float("nan")}, "request_invalid"),
+        ("begin with an infinite repeat penalty", {"repeat_penalty": float("inf")}, "request_invalid"),
+        ("begin with a temperature of 2.1", {"temperature": 2.1}, "request_invalid"),
+        ("begin with top_p 0", {"top_p": 0.0}, "request_invalid"),
+        ("begin with a negative top_k", {"top_k": -1}, "request_invalid"),
+        ("begin with a negative seed", {"seed": -1}, "request_invalid"),
+        ("begin with a prompt of no tokens", {"prompt_tokens": 0}, "request_invalid"),
+        ("begin with an empty body", b"", "message_malformed"),
+        ("begin with a list", b"\x93\x01\x02\x03", "message_malformed"),
+        ("begin with text that is not UTF-8", b"\x81\xa1\xff\x01", "message_malformed"),
+        ("begin with a map of 2^32 - 1 pairs declared", b"\xdf\xff\xff\xff\xff", "message_malformed"),
+    ]
+
+
+def begin_bytes(change: Case | bytes) -> bytes:
+    frame = dict(frames())["begin"]
+    if isinstance(change, bytes):
+        return stage.encode_frame(replace(frame, body=change))
+    plain = {**msgpack.unpackb(frame.body), **change}
+    body = pack({key: value for key, value in plain.items() if value is not ...})
+    return stage.encode_frame(replace(frame, body=body))
+
+
+def stage_document() -> Case:
+    valid = []
+    for name, frame in frames():
+        case = {"name": name, "bytes": stage.encode_frame(frame).hex(), "value": vectors.frame_to_json(frame)}
+        if frame.kind is stage.FrameKind.BEGIN:
+            case["begin"] = vectors.to_json(begin.decode_begin(frame.body))
+        if frame.kind is stage.FrameKind.ERROR:
+            code, text = stage.decode_error(frame)
+            case["failure"] = {"code": code.value, "text": text}
+        valid.append(case)
+    encoded = {name: stage.encode_frame(frame) for name, frame in frames()}
+    invalid: list[Case] = [
+        {"name": name, "bytes": change(encoded[base]).hex(), "error": error}
+        for name, base, change, error in BROKEN_FRAMES
+    ]
+    invalid += [
+        {"name": name, "bytes": begin_bytes(change).hex(), "error": error} for name, change, error in broken_begins()
+    ]
+    head = encoded["begin"][4:64]
+    long_begin = [[(u32(60 + 65537) + head).hex(), 1], ["c0", 65537]]
+    invalid.append({"name": "begin body of 65537 bytes", "parts": long_begin, "error": "frame_length_invalid"})
+    return {"protocol": "/skippy-stage/2", "valid": valid, "invalid": invalid}
+
+
+# --- activations --------------------------------------------------------------
+ROWS: list[tuple[str, list[list[float]]]] = [
+    ("zeros of both signs", [[0.0, -0.0]]),
+    ("two rows", [[1.0, -2.5, 0.1], [3.0, 4.0, 5.0]]),
+    ("largest f16", [[65504.0, -65504.0]]),
+    ("rounds down to the largest f16", [[65519.99]]),
+    ("tie that would round to infinity", [[65520.0, 1.0]]),
+    ("negative tie that would round to infinity", [[-65520.0, 1.0]]),
+    ("far beyond f16", [[1e38, -3.0]]),
+    ("smallest subnormal f16", [[5.9604645e-08]]),
+    ("below the smallest subnormal f16", [[1e-10, -1e-10]]),
+    ("tie to even", [[2049.0, 2051.0]]),
+]
+
+
+def activations() -> Case:
+    valid = []
+    for name, values in ROWS:
+        rows = np.asarray(values, dtype="<f4")
+        for wanted in (stage.WireDtype.F32, stage.WireDtype.F16):
+            body, dtype, flags = stage.encode_activation(rows, wanted)
+            wire = np.frombuffer(body, "<f2" if dtype is stage.WireDtype.F16 else "<f4").astype("<f4")
+            valid.append({
+                "name": f"{name}, {wanted.name} asked for", "rows": len(values), "hidden_size": len(values[0]),
+                "asked": wanted.name, "input_f32": rows.tobytes().hex(), "dtype": dtype.name, "flags": int(flags),
+                "body": body.hex(), "output_f32": wire.tobytes().hex(),
+            })  # fmt: skip
+    specials = [("NaN", "nan"), ("infinity", "inf"), ("negative infinity", "-inf")]
+    invalid: list[Case] = []
+    for name, text in specials:
+        for code, dtype in (("<f4", "F32"), ("<f2", "F16")):
+            for index in range(3):
+                row = [1.0, 2.0, 3.0]
+                row[index] = float(text)
+                invalid.append({
+                    "name": f"{name} at {index} in {dtype}", "rows": 1, "hidden_size": 3, "dtype": dtype,
+                    "body": np.asarray(row, dtype=code).tobytes().hex(), "error": "frame_value_invalid",
+                })  # fmt: skip
+    for name, body, dtype in (
+        ("signalling NaN in F32", "0000807f00000000010080ff", "F32"),
+        ("quiet NaN with payload in F16", "0000017e0000", "F16"),
+        ("largest F16 plus one unit", "007c00000000", "F16"),
+    ):
+        case = {"name": name, "rows": 1, "hidden_size": 3, "dtype": dtype, "body": body}
+        invalid.append({**case, "error": "frame_value_invalid"})
+    none = {"name": "no activation", "rows": 1, "hidden_size": 0, "dtype": "NONE", "body": ""}
+    invalid.append({**none, "error": "frame_dtype_invalid"})
+    return {"protocol": "/skippy-stage/2", "valid": valid, "invalid": invalid}
+
+
+def write(name: str, document: Case) -> None:
+    """One case a line, so that a difference can be read."""
+    parts = []
+    for key, value in document.items():
+        if isinstance(value, list):
+            lines = ",\n".join("    " + json.dumps(case, ensure_ascii=True) for case in value)
+            parts.append(f"  {json.dumps(key)}: [\n{lines}\n  ]")
+        else:
+            parts.append(f"  {json.dumps(key)}: {json.dumps(value)}")
+    (vectors.DIRECTORY / f"{name}.json").write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def main() -> None:
+    write("control", control_document())
+    write("stage_frames", stage_document())
+    write("invites", invites())
+    write("announcements", announcements())
+    write("activations", activations())
+
+
+if __name__ == "__main__":
+    main()

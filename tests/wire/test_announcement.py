@@ -1,0 +1,50 @@
+"""Announcements beyond the vectors."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
+from p2pmesh.base.limits import MAX_ANNOUNCEMENT_BYTES
+from p2pmesh.wire.announcement import Announcement, ServedModel, decode_announcement, encode_announcement, topic_of
+from tests.wire.keys import FOUNDER, JOINER, peer_id_of, verify
+from tests.wire.records import records_of
+
+PLAIN = Announcement(JOINER.peer_id, FOUNDER.mesh_id, "n", "0", 1, 2, 3, (), 0, 0, ())
+
+
+@given(records_of(Announcement))
+def test_an_announcement_comes_back_if_its_peer_made_it(announcement: Announcement) -> None:
+    own = replace(announcement, peer_id=JOINER.peer_id)
+    assert decode_announcement(encode_announcement(own, JOINER.public_key, JOINER.sign), verify, peer_id_of) == own
+    foreign = encode_announcement(announcement, JOINER.public_key, JOINER.sign)
+    with pytest.raises(RemoteProtocolError, match="another peer") as error:
+        decode_announcement(foreign, verify, peer_id_of)
+    assert error.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_an_announcement_that_no_reader_takes_is_not_written() -> None:
+    long = replace(PLAIN, addresses=("/" + "a" * 511,) * 32, name="n" * 256)
+    data = encode_announcement(long, JOINER.public_key, JOINER.sign)
+    assert len(data) <= MAX_ANNOUNCEMENT_BYTES
+    for wrong in (replace(PLAIN, name="a\nb"), replace(PLAIN, addresses=("/x",) * 33)):
+        with pytest.raises(LocalProtocolError):
+            encode_announcement(wrong, JOINER.public_key, JOINER.sign)
+
+
+def test_a_crowded_announcement_is_not_written() -> None:
+    models = tuple(ServedModel("m" * 256, "a" * 64, bytes(16), 1, 1) for _ in range(64))
+    crowded = replace(PLAIN, addresses=("/" + "a" * 511,) * 32, models=models)
+    with pytest.raises(LocalProtocolError, match=str(MAX_ANNOUNCEMENT_BYTES)) as error:
+        encode_announcement(crowded, JOINER.public_key, JOINER.sign)
+    assert error.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_a_restart_is_fresher_than_any_sequence_before_it() -> None:
+    assert replace(PLAIN, incarnation=2, sequence=0).freshness > replace(PLAIN, sequence=2**53).freshness
+    assert replace(PLAIN, sequence=3).freshness > PLAIN.freshness
+
+
+def test_the_topic_of_an_overlay() -> None:
+    assert topic_of(FOUNDER.mesh_id) == f"mesh-llm/1/{FOUNDER.mesh_id}/announce"
