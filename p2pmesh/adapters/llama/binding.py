@@ -1,0 +1,264 @@
+"""A thin layer over the C interface of llama.cpp: one loaded stage, its context, calls of rows, its cells.
+
+Owns every structure and symbol of the library that the engine uses, checked at import (the package is pinned because
+its structures are bound). Which rows go into a call, and what is done with the outputs, is decided by the callers.
+
+Numerics that the rest relies on: flash attention on, one unified cache, full-size sliding-window cache, f16 KV.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as native
+from numpy.typing import NDArray
+
+from p2pmesh.adapters.llama import native_log
+from p2pmesh.base.errors import EngineError, ErrorCode
+
+PINNED_VERSION = "0.3.36"
+MAX_CALL_ROWS = 64
+KV_TYPE = "f16"
+
+_NAMES = (
+    "llama_backend_init", "llama_model_default_params", "llama_model_load_from_file", "llama_model_free",
+    "llama_context_default_params", "llama_init_from_model", "llama_free", "llama_get_memory", "llama_decode",
+    "llama_get_logits_ith", "llama_model_n_embd", "llama_model_n_layer", "llama_model_get_vocab",
+    "llama_vocab_n_tokens", "llama_vocab_bos", "llama_vocab_is_eog", "llama_vocab_is_control", "llama_tokenize",
+    "llama_vocab_type", "llama_token_to_piece", "llama_vocab_get_text", "llama_model_chat_template",
+    "llama_memory_clear", "llama_memory_seq_rm", "llama_memory_seq_cp", "llama_state_seq_get_size",
+    "llama_state_seq_get_data", "llama_state_seq_set_data", "llama_print_system_info", "llama_log_set",
+)  # fmt: skip
+
+
+def _check_library() -> None:
+    if llama_cpp.__version__ != PINNED_VERSION:
+        raise ImportError(f"llama-cpp-python {PINNED_VERSION} is needed, {llama_cpp.__version__} is installed")
+    missing = [name for name in _NAMES if not hasattr(native, name)]
+    if missing:
+        raise ImportError(f"llama-cpp-python {llama_cpp.__version__} lacks {', '.join(missing)}")
+
+
+_check_library()
+native_log.capture()
+native.llama_backend_init()
+
+
+def _load_ggml() -> Any:
+    """The base library of ggml, for the tap; llama-cpp-python does not bind it."""
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    found = sorted(path for path in folder.glob("*ggml-base*") if path.suffix in (".so", ".dylib", ".dll"))
+    if not found:
+        raise ImportError(f"no ggml base library in {folder}")
+    library = ctypes.CDLL(str(found[0]))
+    library.ggml_get_name.restype = ctypes.c_char_p
+    library.ggml_get_name.argtypes = [ctypes.c_void_p]
+    library.ggml_nbytes.restype = ctypes.c_size_t
+    library.ggml_nbytes.argtypes = [ctypes.c_void_p]
+    library.ggml_backend_tensor_get.restype = None
+    library.ggml_backend_tensor_get.argtypes = [
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
+    ]  # fmt: skip
+    for name in ("ggml_version", "ggml_commit"):
+        getattr(library, name).restype = ctypes.c_char_p
+    return library
+
+
+_ggml = _load_ggml()
+
+
+def describe_build() -> tuple[str, ...]:
+    """Package version, ggml version and commit, and llama.cpp's line of backends and CPU features."""
+    return (
+        llama_cpp.__version__,
+        _ggml.ggml_version().decode(),
+        _ggml.ggml_commit().decode(),
+        native.llama_print_system_info().decode("utf-8", "replace"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a stage file. ``sequences`` counts the scratch ones too; ``cells`` is the size of the cache."""
+
+    path: str
+    is_last: bool
+    sequences: int
+    cells: int
+    threads: int
+    use_extra_buffers: bool
+    gpu_layers: int = 0
+
+
+@dataclass(slots=True)
+class Rows:
+    """Input rows of one call: token ids or embeddings (``(rows, hidden)`` float32), with where they belong."""
+
+    tokens: NDArray[np.int32] | None
+    embeddings: NDArray[np.float32] | None
+    positions: NDArray[np.int32]
+    sequences: NDArray[np.int32]
+    outputs: NDArray[np.int8]
+
+
+class LoadedStage:
+    """A stage file with a context. Not thread-safe; ``close`` frees both."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        self._model = _load_model(options)
+        self.hidden_size = int(native.llama_model_n_embd(self._model))
+        self.layer_count = int(native.llama_model_n_layer(self._model))
+        self.vocabulary = native.llama_model_get_vocab(self._model)
+        self.vocabulary_size = int(native.llama_vocab_n_tokens(self.vocabulary))
+        self._tap = None if options.is_last else _Tap(self.layer_count - 1)
+        try:
+            self._context = _make_context(self._model, options, self._tap)
+        except EngineError:
+            native.llama_model_free(self._model)
+            raise
+        self._memory = native.llama_get_memory(self._context)
+        self._batch = _Batch()
+
+    def close(self) -> None:
+        """Frees the context and the model."""
+        native.llama_free(self._context)
+        native.llama_model_free(self._model)
+
+    def decode(self, rows: Rows) -> int:
+        """Runs one call; 0, or llama.cpp's code of what went wrong (then no cell was taken)."""
+        if self._tap is not None:
+            self._tap.output = None
+        status = int(native.llama_decode(self._context, self._batch.fill(rows)))
+        if status == 0 and self._tap is not None and self._tap.output is None:
+            return -100
+        return status
+
+    def hidden_rows(self) -> NDArray[np.float32]:
+        """Hidden states of every row of the last call, ``(rows, hidden)``; not the last stage."""
+        assert self._tap is not None
+        assert self._tap.output is not None
+        return self._tap.output.reshape(-1, self.hidden_size)
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Logits of row ``row`` of the last call, which was marked as an output; a view until the next call."""
+        pointer = native.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
+
+    def drop_cells(self, sequence: int, start: int) -> None:
+        """Frees the cells of a sequence from position ``start`` on."""
+        native.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def share_cells(self, source: int, target: int, start: int) -> None:
+        """Makes the cells of ``source`` from position ``start`` on belong to ``target`` too."""
+        native.llama_memory_seq_cp(self._memory, source, target, start, -1)
+
+    def clear_cells(self) -> None:
+        """Empties the cache; the next row takes its first cell."""
+        native.llama_memory_clear(self._memory, False)
+
+    def save_cells(self, sequence: int) -> Any:
+        """The cells of a sequence as an opaque buffer."""
+        size = native.llama_state_seq_get_size(self._context, sequence)
+        buffer = (ctypes.c_uint8 * size)()
+        written = native.llama_state_seq_get_data(self._context, buffer, size, sequence)
+        return buffer if written == size else None
+
+    def restore_cells(self, sequence: int, buffer: Any) -> bool:
+        """Writes saved cells to the first free cells, in order."""
+        return bool(native.llama_state_seq_set_data(self._context, buffer, len(buffer), sequence) == len(buffer))
+
+    def chat_template(self) -> str | None:
+        """The template in the file's metadata."""
+        template = native.llama_model_chat_template(self._model, None)
+        return None if template is None else template.decode("utf-8", "replace")
+
+
+class _Tap:
+    """Copies the last layer's output out of the graph and stops it there."""
+
+    def __init__(self, last_layer: int) -> None:
+        self.output: NDArray[np.float32] | None = None
+        wanted = f"l_out-{last_layer}".encode()
+        get_name = _ggml.ggml_get_name
+
+        def evaluate(tensor: int, is_asked: bool, _user_data: object) -> bool:
+            if is_asked:
+                return bool(get_name(tensor) == wanted)
+            size = _ggml.ggml_nbytes(tensor)
+            output = np.empty(size // 4, dtype=np.float32)
+            _ggml.ggml_backend_tensor_get(tensor, output.ctypes.data, 0, size)
+            self.output = output
+            return False
+
+        self.callback = native.ggml_backend_sched_eval_callback(evaluate)
+
+
+class _Batch:
+    """A ``llama_batch`` over arrays that are made once."""
+
+    def __init__(self) -> None:
+        self._sequences = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
+        first = self._sequences.ctypes.data
+        self._sequence_pointers = np.arange(first, first + 4 * MAX_CALL_ROWS, 4, dtype=np.uint64)
+        self._ones = np.ones(MAX_CALL_ROWS, dtype=np.int32)
+        self._held: tuple[object, ...] = ()
+        self._batch = native.llama_batch()
+        self._batch.n_seq_id = _pointer(self._ones, ctypes.c_int32)
+        self._batch.seq_id = ctypes.cast(
+            self._sequence_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
+        )
+
+    def fill(self, rows: Rows) -> Any:
+        """The structure for ``rows``, valid until the next fill."""
+        count = len(rows.positions)
+        if count > MAX_CALL_ROWS:
+            raise ValueError(f"a call of {count} rows")
+        self._held = (rows.tokens, rows.embeddings, rows.positions, rows.outputs)
+        self._sequences[:count] = rows.sequences
+        batch = self._batch
+        batch.n_tokens = count
+        batch.token = None if rows.tokens is None else _pointer(rows.tokens, ctypes.c_int32)
+        batch.embd = None if rows.embeddings is None else _pointer(rows.embeddings, ctypes.c_float)
+        batch.pos = _pointer(rows.positions, ctypes.c_int32)
+        batch.logits = _pointer(rows.outputs, ctypes.c_int8)
+        return batch
+
+
+def _pointer(array: NDArray[Any], element: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(element))
+
+
+def _load_model(options: LoadOptions) -> Any:
+    parameters = native.llama_model_default_params()
+    parameters.use_extra_bufts = options.use_extra_buffers
+    parameters.n_gpu_layers = options.gpu_layers
+    model = native.llama_model_load_from_file(options.path.encode(), parameters)
+    if not model:
+        raise EngineError(
+            ErrorCode.ENGINE_LOAD_FAILED, f"llama.cpp cannot load {options.path}: {native_log.last_complaint()}"
+        )
+    return model
+
+
+def _make_context(model: Any, options: LoadOptions, tap: _Tap | None) -> Any:
+    parameters = native.llama_context_default_params()
+    parameters.n_ctx = options.cells
+    parameters.n_batch = parameters.n_ubatch = MAX_CALL_ROWS
+    parameters.n_seq_max = options.sequences
+    parameters.n_threads = parameters.n_threads_batch = options.threads
+    parameters.flash_attn_type = 1
+    parameters.kv_unified = True
+    parameters.swa_full = True
+    parameters.no_perf = True
+    if tap is not None:
+        parameters.cb_eval = tap.callback
+    context = native.llama_init_from_model(model, parameters)
+    if not context:
+        raise EngineError(
+            ErrorCode.ENGINE_LOAD_FAILED,
+            f"no memory for a context of {options.cells} tokens, use a smaller one: {native_log.last_complaint()}",
+        )
+    return context

@@ -1,0 +1,64 @@
+"""The sequences of an engine: their lanes, parameters, token history.
+
+The history holds a token for every position whose cells the lane holds; each stage receives the ids with the rows.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from p2pmesh.core.batching import SequenceKey
+from p2pmesh.wire.begin import Begin
+
+_REMEMBERED_ENDS = 1024
+
+
+@dataclass(slots=True)
+class Lane:
+    """A sequence in lane ``index`` (llama.cpp's sequence id)."""
+
+    index: int
+    begin: Begin
+    history: list[int] = field(default_factory=list)
+
+
+class LaneTable:
+    """Sequence -> lane, at most ``lanes`` of them; remembers which sequences have ended."""
+
+    def __init__(self, lanes: int) -> None:
+        self._free = list(range(lanes - 1, -1, -1))
+        self._lanes: dict[SequenceKey, Lane] = {}
+        self._ended: OrderedDict[SequenceKey, None] = OrderedDict()
+
+    def find(self, key: SequenceKey) -> Lane | None:
+        """The lane of a sequence."""
+        return self._lanes.get(key)
+
+    def key_of_lane(self, index: int) -> SequenceKey | None:
+        """The sequence in a lane."""
+        return next((key for key, lane in self._lanes.items() if lane.index == index), None)
+
+    def has_ended(self, key: SequenceKey) -> bool:
+        """Whether a sequence was here lately: what still arrives for it means nothing."""
+        return key in self._ended
+
+    def take(self, key: SequenceKey, begin: Begin) -> Lane | None:
+        """A lane for a new sequence; None when all are taken."""
+        if not self._free:
+            return None
+        self._ended.pop(key, None)
+        self._lanes[key] = Lane(self._free.pop(), begin)
+        return self._lanes[key]
+
+    def release(self, key: SequenceKey) -> Lane | None:
+        """Frees the lane of a sequence; the caller frees its cells."""
+        self.remember_end(key)
+        lane = self._lanes.pop(key, None)
+        if lane is not None:
+            self._free.append(lane.index)
+        return lane
+
+    def remember_end(self, key: SequenceKey) -> None:
+        """Notes that a sequence is over (or was never let in)."""
+        self._ended[key] = None
+        while len(self._ended) > _REMEMBERED_ENDS:
+            self._ended.popitem(last=False)

@@ -1,0 +1,376 @@
+"""The node's side of an engine process: start, talk, watch, end. Implements ``ports.engine``.
+
+One task reads the socket and is the only judge of life: while it waits for bytes, a beat must come. Frames go to a
+bounded queue; when nobody takes them the reader stops reading, and the child, and so on back to the sender.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+
+from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
+from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec
+from p2pmesh.wire.engine import (
+    LENGTH_BYTES,
+    EngineKind,
+    decode_fields,
+    decode_kind,
+    decode_length,
+    encode_message,
+    frame_message,
+)
+from p2pmesh.wire.generation import ChatMessage
+from p2pmesh.wire.stage import LENGTH_BYTES as FRAME_LENGTH_BYTES
+from p2pmesh.wire.stage import StageFrame, decode_frame, encode_frame
+
+_READ_BYTES = 1 << 20
+_STDERR_KEPT_BYTES = 16 * 1024
+_EXIT_GRACE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherOptions:
+    """How engine processes are run.
+
+    ``threads`` None means every CPU this process may use. ``silence_seconds`` without a beat is a hung child.
+    """
+
+    cache_directory: str
+    threads: int | None = None
+    load_seconds: float = 600.0
+    silence_seconds: float = 3.0
+    queued_frames: int = 64
+    spin_count: int | None = 20_000
+
+
+class LlamaEngineLauncher:
+    """Starts engine children."""
+
+    def __init__(self, options: LauncherOptions) -> None:
+        self._options = options
+
+    def launch(self, spec: EngineSpec) -> AbstractAsyncContextManager[Engine]:
+        """See ``ports.engine.EngineLauncher``."""
+        return self._launch(spec)
+
+    @asynccontextmanager
+    async def _launch(self, spec: EngineSpec) -> AsyncIterator[Engine]:
+        child = await _start_child(_environment(self._options.spin_count))
+        failure: EngineError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                engine = _ChildEngine(child, self._options)
+                nursery.start_soon(child.keep_stderr)
+                nursery.start_soon(engine.read_messages)
+                try:
+                    await engine.load(_load_fields(spec, self._options))
+                    yield engine
+                except EngineError as error:
+                    failure = error
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            await child.end()
+        if failure is not None:
+            raise failure
+
+
+def _load_fields(spec: EngineSpec, options: LauncherOptions) -> dict[str, Any]:
+    return {
+        "artifact_path": spec.artifact_path,
+        "artifact_digest": spec.artifact_digest,
+        "start": spec.layers.start,
+        "end": spec.layers.end,
+        "layer_count": spec.layer_count,
+        "context_tokens": spec.context_tokens,
+        "lanes": spec.lanes,
+        "wire_dtype": int(spec.wire_dtype),
+        "gpu_layers": spec.gpu_layers,
+        "threads": options.threads or len(os.sched_getaffinity(0)),
+        "cache_directory": options.cache_directory,
+        "use_extra_buffers": False,
+        "notes": [],
+    }
+
+
+def _environment(spin_count: int | None) -> dict[str, str]:
+    """The node's environment and what the child's libraries read at their start."""
+    environment = dict(os.environ)
+    environment["GGML_NO_BACKTRACE"] = "1"  # its backtrace starts a debugger that would outlive the child
+    environment["PYTHONPATH"] = os.pathsep.join((_package_root(), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+    if spin_count is not None:
+        environment["GOMP_SPINCOUNT"] = str(spin_count)
+    return environment
+
+
+def _package_root() -> str:
+    return str(Path(__file__).resolve().parents[3])
+
+
+class _Child:
+    """A running process, our end of its socket, the tail of its stderr."""
+
+    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
+        self.process = process
+        self.stream = stream
+        self._stderr = bytearray()
+
+    async def keep_stderr(self) -> None:
+        """Reads stderr to its end and keeps the tail."""
+        assert self.process.stderr is not None
+        async for data in self.process.stderr:
+            self._stderr += data
+            del self._stderr[:-_STDERR_KEPT_BYTES]
+
+    async def cause_of_end(self) -> str:
+        """Waits briefly for a process that has closed its socket, and says why it ended."""
+        with trio.move_on_after(_EXIT_GRACE_SECONDS):
+            await self.process.wait()
+        if self.process.returncode is None:
+            return "the engine process closed its socket but did not end"
+        with trio.move_on_after(_EXIT_GRACE_SECONDS):
+            await trio.lowlevel.checkpoint()
+        return describe_exit(self.process.returncode, last_line_of(bytes(self._stderr)))
+
+    async def end(self) -> None:
+        """Closes the socket, waits briefly, kills, reaps; not interrupted, and bounded."""
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self.stream)
+            with trio.move_on_after(_EXIT_GRACE_SECONDS):
+                await self.process.wait()
+            if self.process.returncode is None:
+                self.process.kill()
+                await self.process.wait()
+            if self.process.stderr is not None:
+                await trio.aclose_forcefully(self.process.stderr)
+
+
+async def _start_child(environment: dict[str, str]) -> _Child:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", "p2pmesh.adapters.llama.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=environment,
+            )
+        except OSError as error:
+            ours.close()
+            raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"cannot start an engine process: {error}") from error
+    return _Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+
+
+class _ChildEngine:
+    """``ports.engine.Engine`` over a child."""
+
+    def __init__(self, child: _Child, options: LauncherOptions) -> None:
+        self._child = child
+        self._options = options
+        self._facts: EngineFacts | None = None
+        self._frames_in, self._frames_out = trio.open_memory_channel[StageFrame](options.queued_frames)
+        self._answers: dict[int, _Answer] = {}
+        self._loaded = _Answer()
+        self._next_call = 0
+        self._end: EngineError | None = None
+        self._send_lock = trio.Lock()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Facts measured at load."""
+        assert self._facts is not None
+        return self._facts
+
+    async def load(self, fields: dict[str, Any]) -> None:
+        """Has the child load; raises with the cause if it cannot or takes too long."""
+        await self._send(encode_message(EngineKind.LOAD, fields))
+        with trio.move_on_after(self._options.load_seconds) as scope:
+            self._facts = _decode_facts(await self._loaded.wait())
+        if scope.cancelled_caught:
+            raise EngineError(
+                ErrorCode.ENGINE_LOAD_FAILED,
+                f"the stage did not load within {self._options.load_seconds:.0f} s; is the disk this slow?",
+            )
+
+    async def send(self, frame: StageFrame) -> None:
+        """See ``ports.engine.Engine``."""
+        await self._send(frame_message(EngineKind.FRAME, encode_frame(frame)[FRAME_LENGTH_BYTES:]))
+
+    async def receive(self) -> StageFrame:
+        """See ``ports.engine.Engine``."""
+        try:
+            return await self._frames_out.receive()
+        except trio.EndOfChannel:
+            raise self._ended() from None
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        """See ``ports.engine.Engine``."""
+        arguments = {"text": text, "add_special": add_special, "parse_special": parse_special}
+        value = await self._call("tokenize", arguments)
+        return tuple(np.frombuffer(value, dtype="<i4").tolist())
+
+    async def render_chat(self, messages: tuple[ChatMessage, ...]) -> str:
+        """See ``ports.engine.Engine``."""
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        return str(await self._call("render_chat", {"messages": plain}))
+
+    async def pieces(self) -> tuple[bytes, ...]:
+        """See ``ports.engine.Engine``."""
+        lengths, joined = await self._call("pieces", {})
+        ends = np.cumsum(np.frombuffer(lengths, dtype="<u2"), dtype=np.int64).tolist()
+        return tuple(joined[start:end] for start, end in zip([0, *ends], ends, strict=False))
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> Any:
+        self._next_call += 1
+        call_id, answer = self._next_call, _Answer()
+        self._answers[call_id] = answer
+        try:
+            await self._send(encode_message(EngineKind.CALL, {"id": call_id, "name": name, "arguments": arguments}))
+            return await answer.wait()
+        finally:
+            self._answers.pop(call_id, None)
+
+    async def _send(self, message: bytes) -> None:
+        if self._end is not None:
+            raise self._ended()
+        async with self._send_lock:
+            try:
+                await self._child.stream.send_all(message)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                raise await self._broken() from None
+
+    async def _broken(self) -> EngineError:
+        """What the reader found out; it notices the end as well."""
+        with trio.move_on_after(3 * _EXIT_GRACE_SECONDS):
+            await self._loaded.wait_ended()
+        return self._ended()
+
+    def _ended(self) -> EngineError:
+        end = self._end or EngineError(ErrorCode.ENGINE_CRASHED, "the engine process is gone")
+        return EngineError(end.code, end.message)
+
+    async def read_messages(self) -> None:
+        """Reads until the child ends, hangs or breaks the protocol; then everyone who waits learns why."""
+        try:
+            await self._read_loop()
+        except RemoteProtocolError as error:
+            self._end = EngineError(ErrorCode.ENGINE_CRASHED, f"the engine process sent nonsense: {error.message}")
+        except EngineError as error:
+            self._end = error
+        if self._child.process.returncode is None:
+            self._child.process.send_signal(signal.SIGKILL)
+        self._frames_in.close()
+        for answer in (self._loaded, *self._answers.values()):
+            answer.fail(self._ended())
+
+    async def _read_loop(self) -> None:
+        buffer = bytearray()
+        while True:
+            while len(buffer) >= LENGTH_BYTES:
+                end = LENGTH_BYTES + decode_length(bytes(buffer[:LENGTH_BYTES]))
+                if len(buffer) < end:
+                    break
+                message = bytes(memoryview(buffer)[LENGTH_BYTES:end])
+                del buffer[:end]
+                await self._dispatch(*decode_kind(message))
+            buffer += await self._read_some()
+
+    async def _read_some(self) -> bytes:
+        data: bytes | bytearray = b""
+        with trio.move_on_after(self._options.silence_seconds) as scope:
+            try:
+                data = await self._child.stream.receive_some(_READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+        if scope.cancelled_caught:
+            raise EngineError(
+                ErrorCode.ENGINE_UNRESPONSIVE,
+                f"the engine process gave no sign of life for {self._options.silence_seconds:g} s and was killed",
+            )
+        if not data:
+            raise EngineError(ErrorCode.ENGINE_CRASHED, await self._child.cause_of_end())
+        return bytes(data)
+
+    async def _dispatch(self, kind: EngineKind, payload: memoryview) -> None:
+        if kind is EngineKind.FRAME:
+            await self._frames_in.send(decode_frame(payload))
+        elif kind is EngineKind.RESULT:
+            fields = decode_fields(payload)
+            answer = self._answers.get(fields.get("id", 0))
+            if answer is not None and "code" in fields:
+                answer.fail(Refused(_code(fields), str(fields.get("message"))))
+            elif answer is not None:
+                answer.set(fields.get("value"))
+        elif kind is EngineKind.LOADED:
+            self._loaded.set(decode_fields(payload))
+        elif kind is EngineKind.FAILED:
+            fields = decode_fields(payload)
+            self._loaded.fail(EngineError(_code(fields), str(fields.get("message"))))
+        elif kind is not EngineKind.BEAT:
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, f"{kind.name} from an engine")
+
+
+class _Answer:
+    """A value that one task waits for."""
+
+    def __init__(self) -> None:
+        self._is_set = trio.Event()
+        self._has_ended = trio.Event()
+        self._value: Any = None
+        self._error: P2PMeshError | None = None
+
+    def set(self, value: Any) -> None:
+        if not self._is_set.is_set():
+            self._value = value
+            self._is_set.set()
+
+    def fail(self, error: P2PMeshError) -> None:
+        self._has_ended.set()
+        if not self._is_set.is_set():
+            self._error = error
+            self._is_set.set()
+
+    async def wait(self) -> Any:
+        await self._is_set.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    async def wait_ended(self) -> None:
+        await self._has_ended.wait()
+
+
+def _code(fields: dict[str, Any]) -> ErrorCode:
+    try:
+        return ErrorCode(str(fields.get("code")))
+    except ValueError:
+        return ErrorCode.INTERNAL
+
+
+def _decode_facts(fields: dict[str, Any]) -> EngineFacts:
+    try:
+        return EngineFacts(
+            hidden_size=int(fields["hidden_size"]),
+            exact_width=int(fields["exact_width"]),
+            fingerprint=str(fields["fingerprint"]),
+            kv_bytes=int(fields["kv_bytes"]),
+            vocabulary_size=int(fields["vocabulary_size"]),
+            beginning_token=None if fields["beginning_token"] is None else int(fields["beginning_token"]),
+            end_tokens=frozenset(int(token) for token in fields["end_tokens"]),
+            notes=tuple(str(note) for note in fields["notes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"the engine process sent incomplete facts: {error}") from None

@@ -1,0 +1,302 @@
+"""Runs the calls of one loaded stage: frames in, frames out.
+
+Owns lanes, cells, padding and sampling; the order of calls comes from ``core.batching``. A failure costs the sequences
+of the call, which get an ERROR, never the process.
+
+Numerics: a decode call has at most ``exact_width`` rows. A prefill chunk is cut into slices of ``PREFILL_ROWS``, fewer
+than the 64 rows from which llama.cpp's attention takes a tiled kernel whose bits depend on where in the cache a
+sequence's cells lie. A call of one row takes yet another kernel once the cache view has 512 cells; unless it was
+measured to give the same bits, it is padded with a scratch row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2pmesh.adapters.llama import native_log
+from p2pmesh.adapters.llama.binding import LoadedStage, Rows
+from p2pmesh.adapters.llama.cells import CellLog
+from p2pmesh.adapters.llama.lanes import Lane, LaneTable
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
+from p2pmesh.core.sampling import sample
+from p2pmesh.wire.begin import decode_begin
+from p2pmesh.wire.stage import (
+    FrameFlag,
+    FrameKind,
+    StageFrame,
+    WireDtype,
+    decode_activation,
+    encode_activation,
+    error_frame,
+)
+
+PREFILL_ROWS = 48
+SPARE_CELLS = 64
+"""Cells beyond ``context_tokens * lanes``: room for a scratch row."""
+
+SPARE_SEQUENCES = 2
+"""llama.cpp sequences beyond the lanes: the scratch row's and the grave."""
+
+_SCRATCH_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """What a stage is and may hold. ``vocabulary_size`` None: this stage cannot check token ids."""
+
+    is_first: bool
+    is_last: bool
+    hidden_size: int
+    vocabulary_size: int | None
+    context_tokens: int
+    lanes: int
+    wire_dtype: WireDtype
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Measured at load: rows of a decode call, and whether a call of one row gives the same bits unpadded."""
+
+    exact_width: int
+    single_is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one frame, checked: ``inputs`` are embeddings on every stage but the first."""
+
+    frame: StageFrame
+    lane: Lane
+    inputs: NDArray[np.float32] | None
+
+
+class Stepper:
+    """Applies frames to a loaded stage."""
+
+    def __init__(self, stage: LoadedStage, shape: StageShape, widths: Widths) -> None:
+        self._stage = stage
+        self._shape = shape
+        self._widths = widths
+        self._lanes = LaneTable(shape.lanes)
+        self._cells = CellLog(stage, shape.lanes, shape.context_tokens * shape.lanes + SPARE_CELLS)
+
+    def begin(self, frame: StageFrame) -> list[StageFrame]:
+        """Takes a lane, or renews the parameters of a sequence that has one. An ERROR if it cannot."""
+        try:
+            begin = decode_begin(frame.body)
+        except RemoteProtocolError as error:
+            return self._fail(frame, error.code, error.message)
+        lane = self._lanes.find(key_of(frame))
+        if lane is not None:
+            lane.begin = begin
+        elif self._lanes.take(key_of(frame), begin) is None:
+            return self._fail(frame, ErrorCode.OVERLOADED, f"all {self._shape.lanes} lanes are taken; retry later")
+        return []
+
+    def release(self, key: SequenceKey) -> None:
+        """Frees the lane and the cells of a sequence, if it has any."""
+        lane = self._lanes.release(key)
+        if lane is not None:
+            self._cells.truncate(lane.index, 0)
+
+    def run(self, call: Call) -> list[StageFrame]:
+        """Runs one call; the frames it gives rise to."""
+        out: list[StageFrame] = []
+        parts: list[_Part] = []
+        for frame in call.frames:
+            try:
+                part = self._admit(frame)
+            except P2PMeshError as error:
+                out += self._fail(frame, error.code, error.message)
+                continue
+            if part is not None:
+                parts.append(part)
+        if parts:
+            run = self._run_prefill if call.kind is CallKind.PREFILL else self._run_decode
+            try:
+                out += run(parts)
+            except (P2PMeshError, ValueError) as error:
+                code = error.code if isinstance(error, P2PMeshError) else ErrorCode.INTERNAL
+                for part in parts:
+                    out += self._fail(part.frame, code, str(error))
+        return out
+
+    def _admit(self, frame: StageFrame) -> _Part | None:
+        """Checks a frame against its sequence and drops what is held from its position on; None for a late frame."""
+        lane = self._lanes.find(key_of(frame))
+        if lane is None:
+            if self._lanes.has_ended(key_of(frame)):
+                return None
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, "rows of a sequence that did not begin here")
+        if frame.position > len(lane.history):
+            raise RemoteProtocolError(
+                ErrorCode.FRAME_POSITION_INVALID, f"rows at {frame.position}, held are {len(lane.history)}"
+            )
+        if frame.position + len(frame.tokens) > self._shape.context_tokens:
+            raise RemoteProtocolError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the context holds {self._shape.context_tokens} tokens"
+            )
+        size = self._shape.vocabulary_size
+        if size is not None and max(frame.tokens) >= size:
+            raise RemoteProtocolError(ErrorCode.FRAME_VALUE_INVALID, f"token {max(frame.tokens)} of {size}")
+        inputs = self._inputs(frame)
+        self._cells.truncate(lane.index, frame.position)
+        del lane.history[frame.position :]
+        return _Part(frame, lane, inputs)
+
+    def _inputs(self, frame: StageFrame) -> NDArray[np.float32] | None:
+        if self._shape.is_first:
+            return None
+        if frame.dtype is WireDtype.NONE:
+            raise RemoteProtocolError(ErrorCode.FRAME_DTYPE_INVALID, "rows without their activation")
+        if frame.hidden_size != self._shape.hidden_size:
+            raise RemoteProtocolError(
+                ErrorCode.FRAME_COUNT_INVALID, f"hidden size {frame.hidden_size}, not {self._shape.hidden_size}"
+            )
+        return decode_activation(frame)
+
+    def _run_prefill(self, parts: list[_Part]) -> list[StageFrame]:
+        part = parts[0]
+        count = len(part.frame.tokens)
+        wants_sample = self._shape.is_last and FrameFlag.SAMPLE in part.frame.flags
+        hidden: list[NDArray[np.float32]] = []
+        for start in range(0, count, PREFILL_ROWS):
+            end = min(start + PREFILL_ROWS, count)
+            outputs = np.zeros(end - start, dtype=np.int8)
+            outputs[-1] = wants_sample and end == count
+            self._call([(part, start, end)], outputs)
+            if not self._shape.is_last:
+                hidden.append(self._stage.hidden_rows()[: end - start])
+        if not self._shape.is_last:
+            return [self._activation(part.frame, hidden)]
+        out = [self._answer(part.frame, FrameKind.CREDIT, part.frame.position + count)]
+        if wants_sample:
+            last_row = (count - 1) % PREFILL_ROWS
+            token = self._sample(part, count, last_row)
+            out.append(self._answer(part.frame, FrameKind.TOKEN, part.frame.position + count, (token,)))
+        return out
+
+    def _run_decode(self, parts: list[_Part]) -> list[StageFrame]:
+        width = self._widths.exact_width
+        count = len(parts[0].frame.tokens)
+        if len(parts) > 1 or count <= width:
+            return self._decode_within([(part, 0, len(part.frame.tokens)) for part in parts])
+        slices = [(parts[0], start, min(start + width, count)) for start in range(0, count, width)]
+        return self._decode_slices(slices)
+
+    def _decode_within(self, spans: list[tuple[_Part, int, int]]) -> list[StageFrame]:
+        """Several frames in one call."""
+        self._call(spans, None)
+        out: list[StageFrame] = []
+        row = 0
+        rows = None if self._shape.is_last else self._stage.hidden_rows()
+        for part, start, end in spans:
+            if rows is not None:
+                out.append(self._activation(part.frame, [rows[row : row + end - start]]))
+            else:
+                tokens = tuple(self._sample(part, index + 1, row + index - start) for index in range(start, end))
+                out.append(self._answer(part.frame, FrameKind.TOKEN, part.frame.position + start + 1, tokens))
+            row += end - start
+        return out
+
+    def _decode_slices(self, slices: list[tuple[_Part, int, int]]) -> list[StageFrame]:
+        """One frame of more rows than fit a call."""
+        frame = slices[0][0].frame
+        hidden: list[NDArray[np.float32]] = []
+        tokens: list[int] = []
+        for part, start, end in slices:
+            self._call([(part, start, end)], None)
+            if self._shape.is_last:
+                tokens += [self._sample(part, index + 1, index - start) for index in range(start, end)]
+            else:
+                hidden.append(self._stage.hidden_rows()[: end - start])
+        if self._shape.is_last:
+            return [self._answer(frame, FrameKind.TOKEN, frame.position + 1, tuple(tokens))]
+        return [self._activation(frame, hidden)]
+
+    def _call(self, spans: list[tuple[_Part, int, int]], outputs: NDArray[np.int8] | None) -> None:
+        """One call of llama.cpp over rows ``[start, end)`` of each part; histories and cells grow by them."""
+        count = sum(end - start for _, start, end in spans)
+        is_padded = count == 1 and not self._widths.single_is_exact
+        self._make_room(count + is_padded)
+        rows = self._rows(spans, outputs, count, is_padded)
+        status = self._stage.decode(rows)
+        if is_padded:
+            self._stage.drop_cells(self._cells.scratch_sequence, 0)
+        if status != 0:
+            raise P2PMeshError(
+                ErrorCode.INTERNAL, f"llama.cpp failed a call of {count} rows ({status}): {native_log.last_complaint()}"
+            )
+        for part, start, end in spans:
+            part.lane.history.extend(part.frame.tokens[start:end])
+            self._cells.grow(part.lane.index, end - start)
+
+    def _make_room(self, count: int) -> None:
+        lost = self._cells.make_room(count)
+        if lost:
+            # Only a bug of llama.cpp's restore gets here; every sequence would answer from an incomplete cache.
+            raise SystemExit(f"the cells of {len(lost)} sequences were lost in a rewrite of the cache")
+
+    def _rows(
+        self, spans: list[tuple[_Part, int, int]], outputs: NDArray[np.int8] | None, count: int, is_padded: bool
+    ) -> Rows:
+        total = count + is_padded
+        positions = np.zeros(total, dtype=np.int32)
+        sequences = np.full(total, self._cells.scratch_sequence, dtype=np.int32)
+        wanted = np.ones(total, dtype=np.int8)
+        if outputs is not None and self._shape.is_last:
+            wanted[:count] = outputs
+        if is_padded and self._shape.is_last:
+            wanted[count] = 0
+        row = 0
+        for part, start, end in spans:
+            first = part.frame.position + start
+            positions[row : row + end - start] = np.arange(first, part.frame.position + end)
+            sequences[row : row + end - start] = part.lane.index
+            row += end - start
+        if self._shape.is_first:
+            tokens = np.full(total, _SCRATCH_TOKEN, dtype=np.int32)
+            tokens[:count] = [token for part, start, end in spans for token in part.frame.tokens[start:end]]
+            return Rows(tokens, None, positions, sequences, wanted)
+        embeddings = np.zeros((total, self._shape.hidden_size), dtype=np.float32)
+        row = 0
+        for part, start, end in spans:
+            assert part.inputs is not None
+            embeddings[row : row + end - start] = part.inputs[start:end]
+            row += end - start
+        return Rows(None, embeddings, positions, sequences, wanted)
+
+    def _sample(self, part: _Part, rows_consumed: int, row: int) -> int:
+        """Samples after ``rows_consumed`` rows of the part, from row ``row`` of the last call."""
+        position = part.frame.position + rows_consumed
+        history = part.lane.history
+        if position < len(history):
+            history = history[:position]
+        begin = part.lane.begin
+        return sample(
+            self._stage.logits(row),
+            history,
+            begin.prompt_tokens,
+            begin.parameters,
+            part.frame.sequence,
+            position,
+        )
+
+    def _activation(self, frame: StageFrame, hidden: list[NDArray[np.float32]]) -> StageFrame:
+        rows = hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
+        body, dtype, flags = encode_activation(rows, self._shape.wire_dtype)
+        return StageFrame(
+            frame.kind, frame.request_id, frame.run_id, frame.sequence, frame.position, frame.tokens,
+            self._shape.hidden_size, dtype, (frame.flags & FrameFlag.SAMPLE) | flags, body,
+        )  # fmt: skip
+
+    @staticmethod
+    def _answer(cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = ()) -> StageFrame:
+        return StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position, tokens)
+
+    def _fail(self, cause: StageFrame, code: ErrorCode, text: str) -> list[StageFrame]:
+        """Ends a sequence here and says why."""
+        self.release(key_of(cause))
+        return [error_frame(cause, code, text)]

@@ -1,0 +1,100 @@
+"""Tokens and text: the tokenizer, the pieces, the chat template of a loaded file."""
+
+import ctypes
+from typing import Any
+
+import jinja2
+import numpy as np
+from llama_cpp import llama_cpp as native
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from p2pmesh.adapters.llama.binding import LoadedStage
+from p2pmesh.base.errors import ErrorCode, Refused
+
+_MAX_PIECE_BYTES = 4096
+_VOCABULARY_NONE = 0
+
+
+class Vocabulary:
+    """The vocabulary of a stage file; a middle stage has none (``is_present`` is false)."""
+
+    def __init__(self, stage: LoadedStage) -> None:
+        self._vocabulary = stage.vocabulary
+        self._size = stage.vocabulary_size
+        self._template = stage.chat_template()
+        self.is_present = int(native.llama_vocab_type(self._vocabulary)) != _VOCABULARY_NONE
+
+    def beginning_token(self) -> int | None:
+        """The token a prompt starts with, if the vocabulary has one."""
+        if not self.is_present:
+            return None
+        token = int(native.llama_vocab_bos(self._vocabulary))
+        return token if 0 <= token < self._size else None
+
+    def end_tokens(self) -> list[int]:
+        """Every token that ends a generation."""
+        if not self.is_present:
+            return []
+        is_end = native.llama_vocab_is_eog
+        return [token for token in range(self._size) if is_end(self._vocabulary, token)]
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> bytes:
+        """Token ids as little-endian int32."""
+        self._require()
+        data = text.encode()
+        room = len(data) + 8
+        tokens = np.empty(room, dtype="<i4")
+        pointer = ctypes.cast(tokens.ctypes.data, ctypes.POINTER(ctypes.c_int32))
+        count = int(native.llama_tokenize(self._vocabulary, data, len(data), pointer, room, add_special, parse_special))
+        if count < 0:
+            raise Refused(ErrorCode.REQUEST_INVALID, "the text has more tokens than bytes")
+        return tokens[:count].tobytes()
+
+    def pieces(self) -> tuple[bytes, bytes]:
+        """Lengths of all pieces (little-endian uint16) and their bytes, by id; control tokens are empty."""
+        self._require()
+        buffer = ctypes.create_string_buffer(_MAX_PIECE_BYTES)
+        lengths = np.zeros(self._size, dtype="<u2")
+        parts: list[bytes] = []
+        to_piece, is_control = native.llama_token_to_piece, native.llama_vocab_is_control
+        for token in range(self._size):
+            if is_control(self._vocabulary, token):
+                continue
+            length = to_piece(self._vocabulary, token, buffer, _MAX_PIECE_BYTES, 0, True)
+            if length > 0:
+                lengths[token] = length
+                parts.append(ctypes.string_at(buffer, length))
+        return lengths.tobytes(), b"".join(parts)
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        """The messages in the model's own template, with the generation prompt.
+
+        The template comes from the file and runs in Jinja's immutable sandbox. A model without one gets
+        ``role: content`` lines and a final ``assistant:``.
+        """
+        self._require()
+        if self._template is None:
+            lines = [f"{message['role']}: {message['content']}" for message in messages]
+            return "\n".join([*lines, "assistant:"])
+        try:
+            formatter = Jinja2ChatFormatter(
+                self._template, self._text(native.llama_vocab_eos), self._text(native.llama_vocab_bos)
+            )
+            rendered: str = formatter(messages=messages).prompt
+        except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            # a template is a program from outside: whatever it stumbles over, the conversation did not fit it
+            raise Refused(
+                ErrorCode.REQUEST_INVALID, f"the model's chat template refuses this conversation: {error}"
+            ) from None
+        return rendered
+
+    def _text(self, which: Any) -> str:
+        token = int(which(self._vocabulary))
+        if not 0 <= token < self._size:
+            return ""
+        text = native.llama_vocab_get_text(self._vocabulary, token)
+        return text.decode("utf-8", "replace") if text else ""
+
+    def _require(self) -> None:
+        if not self.is_present:
+            raise Refused(ErrorCode.REQUEST_INVALID, "this stage holds no vocabulary; ask the first stage")
