@@ -36,7 +36,8 @@ class Backend(Protocol):
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """The events of one generation: started, deltas, finished.
 
-        Leaving the scope cancels the generation on every stage. Raises ``P2PMeshError`` on entry or while iterating;
+        Leaving the scope cancels the generation on every stage and closes the iterator, which is left as soon as the
+        finished event has come. Raises ``P2PMeshError`` on entry or while iterating;
         the error may arrive inside an exception group.
         """
 

@@ -1,7 +1,7 @@
 """A backend whose generations follow a script and say how they ended."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,8 @@ class FakeBackend:
         outcome = "left"
         try:
             # a nursery, because the node has one here as well: errors inside come out in groups
-            async with trio.open_nursery():
-                yield self._play()
+            async with trio.open_nursery(), aclosing(self._play()) as events:
+                yield events
         except trio.Cancelled:
             outcome = "cancelled"
             raise
@@ -76,7 +76,7 @@ class FakeBackend:
             self.outcomes.append(outcome)
             self.ended.set()
 
-    async def _play(self) -> AsyncIterator[GenerationEvent]:
+    async def _play(self) -> AsyncGenerator[GenerationEvent]:
         for step in self.script:
             if isinstance(step, Exception):
                 raise step

@@ -74,7 +74,7 @@ def _check_message_names(message: Fields) -> None:
     for name, value in message.values.items():
         is_empty = value is None or (name in _EMPTY_IN_HISTORY and value == [])
         if name not in {"role", "content"} and not is_empty:
-            param = message.param(name)[:128]
+            param = message.shown_param(name)
             raise unsupported_parameter(param, f"{param} is not supported")
 
 

@@ -14,6 +14,7 @@ from p2pmesh.api.errors import RequestError, invalid_parameter
 from p2pmesh.base.errors import ErrorCode, Refused
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_SHOWN_NAME_CHARACTERS = 64
 _TYPE_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
@@ -60,6 +61,11 @@ class Fields:
     def param(self, name: str) -> str:
         """The full name of a field, for a refusal."""
         return f"{self.path}.{name}" if self.path else name
+
+    def shown_param(self, name: str) -> str:
+        """The full name of a field that the client made up: short, and printable on one line."""
+        printable = "".join(c if c.isprintable() else "?" for c in name[:_SHOWN_NAME_CHARACTERS])
+        return self.param(printable)
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""

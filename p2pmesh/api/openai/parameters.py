@@ -16,7 +16,6 @@ from p2pmesh.wire.generation import MAX_SEED, GenerationRequest, SamplingParamet
 
 MAX_TOKENS = 2**31 - 1
 _MIN_SEED = -(2**63)
-_SHOWN_NAME_CHARACTERS = 64
 
 SAMPLING_NUMBERS = (
     "temperature",
@@ -124,7 +123,7 @@ def check_names(fields: Fields, implemented: frozenset[str], harmless: Mapping[s
     for name, value in fields.values.items():
         if name in implemented:
             continue
-        param = fields.param(name)[:_SHOWN_NAME_CHARACTERS]
+        param = fields.shown_param(name)
         rule = harmless.get(name)
         if rule is None:
             if value is not None:

@@ -1,0 +1,61 @@
+import pytest
+
+from p2pmesh.api.errors import RequestError
+from p2pmesh.api.openai.fields import Fields, decode_object
+from p2pmesh.base.errors import ErrorCode, P2PMeshError
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{} {}",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": "\xff"}',
+        b'{"a": "\\ud800"}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b"[" * 5_000_000,
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(P2PMeshError) as raised:
+        decode_object(body)
+    assert raised.value.code is ErrorCode.REQUEST_INVALID
+    assert "\n" not in raised.value.message
+
+
+def test_a_pair_of_surrogate_escapes_is_a_character() -> None:
+    assert decode_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+def test_null_counts_as_absent() -> None:
+    fields = Fields({"a": None})
+    assert fields.number("a") is None
+    assert fields.integer("a", 0, 1) is None
+    assert fields.boolean("a") is False
+    assert fields.object("a") is None
+
+
+@pytest.mark.parametrize("value", [True, "1", 1.5, [1], {}])
+def test_an_integer_is_no_other_type(value: object) -> None:
+    with pytest.raises(RequestError) as raised:
+        Fields({"n": value}, "options").integer("n", 0, 9)
+    assert raised.value.param == "options.n"
+
+
+def test_a_whole_float_is_an_integer() -> None:
+    assert Fields({"n": 3.0}).integer("n", 0, 9) == 3
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan")])
+def test_a_number_beyond_floats_is_out_of_range(value: float) -> None:
+    with pytest.raises(RequestError):
+        Fields({"n": value}).number("n")
+    with pytest.raises(RequestError):
+        Fields({"n": value}).integer("n", 0, 9)

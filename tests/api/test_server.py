@@ -1,0 +1,278 @@
+"""The applications on real sockets, and through the real SDK."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import httpx
+import openai
+import pytest
+import trio
+from starlette.types import ASGIApp
+
+from p2pmesh.api.openai.app import openai_app
+from p2pmesh.api.server import bind_port, serve_app, url_of
+from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable, Refused
+from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES, MAX_HTTP_HEADER_BYTES
+from p2pmesh.wire.generation import GenerationDelta
+from tests.fakes.backend import FINGERPRINT, MODEL, RUN_ID, FakeBackend, say, started
+
+T = TypeVar("T")
+DRAIN_S = 5.0
+
+
+class Served:
+    """A served application: its URL, its port, and the event that stops it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.port = int(url.rsplit(":", 1)[1])
+        self.shutdown = trio.Event()
+        self.stopped = trio.Event()
+
+    async def run(self, app: ASGIApp, sock: Any, **options: float) -> None:
+        await serve_app(app, sock, shutdown=self.shutdown, **{"drain_s": DRAIN_S, **options})  # type: ignore[arg-type]
+        self.stopped.set()
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, **options: float) -> AsyncIterator[Served]:
+    sock = bind_port("127.0.0.1", 0, "--port")
+    served = Served(url_of(sock))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: served.run(app, sock, **options))
+        yield served
+        served.shutdown.set()
+
+
+async def with_sdk(served: Served, call: Callable[[openai.OpenAI], T]) -> T:
+    def run() -> T:
+        with openai.OpenAI(base_url=served.url + "/v1", api_key="any", max_retries=0) as client:
+            return call(client)
+
+    return await trio.to_thread.run_sync(run)
+
+
+def raw_request(is_streamed: bool) -> bytes:
+    body = json.dumps({"model": MODEL, "stream": is_streamed, "messages": [{"role": "user", "content": "hi"}]})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
+
+
+async def read_until(stream: trio.SocketStream, mark: bytes) -> bytes:
+    data = b""
+    while mark not in data:
+        piece = await stream.receive_some(65_536)
+        assert piece, f"{data!r} ended before {mark!r}"
+        data += piece
+    return data
+
+
+async def read_to_end(stream: trio.SocketStream) -> bytes:
+    data = b""
+    while piece := await stream.receive_some(65_536):
+        data += piece
+    return data
+
+
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+
+
+async def test_the_sdk_reads_a_whole_answer_and_its_headers() -> None:
+    async with serving(openai_app(FakeBackend())) as served:
+        raw = await with_sdk(
+            served, lambda sdk: sdk.chat.completions.with_raw_response.create(model=MODEL, messages=MESSAGES)
+        )
+        answer = raw.parse()
+        assert answer.choices[0].message.content == "Hello"
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 5
+        assert answer.system_fingerprint == FINGERPRINT
+        assert raw.headers["x-p2pmesh-run-id"] == RUN_ID.hex()
+        assert answer.id.endswith(raw.headers["x-request-id"])
+
+
+async def test_the_sdk_reads_a_stream() -> None:
+    def collect(sdk: openai.OpenAI) -> tuple[str, list[int]]:
+        text, totals = "", []
+        options: Any = {"include_usage": True}
+        stream = sdk.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True, stream_options=options)
+        for chunk in stream:
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            totals += [chunk.usage.total_tokens] if chunk.usage else []
+        return text, totals
+
+    async with serving(openai_app(FakeBackend(script=say("\u00e9", "\U0001f600", "\n")))) as served:
+        assert await with_sdk(served, collect) == ("\u00e9\U0001f600\n", [6])
+
+
+async def test_the_sdk_lists_models_and_completes() -> None:
+    async with serving(openai_app(FakeBackend())) as served:
+        models = await with_sdk(served, lambda sdk: [model.id for model in sdk.models.list()])
+        assert models == [MODEL]
+        assert (await with_sdk(served, lambda sdk: sdk.models.retrieve(MODEL))).id == MODEL
+        answer = await with_sdk(served, lambda sdk: sdk.completions.create(model=MODEL, prompt="hi", max_tokens=3))
+        assert answer.choices[0].text == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ErrorCode.CONTEXT_LENGTH_EXCEEDED, openai.BadRequestError),
+        (ErrorCode.MODEL_UNKNOWN, openai.NotFoundError),
+        (ErrorCode.OVERLOADED, openai.RateLimitError),
+        (ErrorCode.MODEL_NOT_READY, openai.InternalServerError),
+    ],
+)
+async def test_the_sdk_raises_its_own_classes(code: ErrorCode, kind: type[openai.APIStatusError]) -> None:
+    async with serving(openai_app(FakeBackend(entry_error=Refused(code, "not so")))) as served:
+        with pytest.raises(kind, match="not so"):
+            await with_sdk(served, lambda sdk: sdk.chat.completions.create(model=MODEL, messages=MESSAGES))
+
+
+async def test_the_sdk_raises_an_error_of_the_stream() -> None:
+    script = (started(), GenerationDelta((1,), "a"), PeerUnavailable(ErrorCode.PEER_LOST, "stage 1 is gone"))
+    async with serving(openai_app(FakeBackend(script=script))) as served:
+        with pytest.raises(openai.APIError, match="stage 1 is gone"):
+            await with_sdk(
+                served,
+                lambda sdk: list(sdk.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)),
+            )
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_hanging_up_cancels_the_generation(is_streamed: bool) -> None:
+    reached = trio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    backend = FakeBackend(script=(started(), hang))
+    async with serving(openai_app(backend)) as served:
+        client = await served.connect()
+        await client.send_all(raw_request(is_streamed))
+        await reached.wait()
+        await client.aclose()
+        await backend.ended.wait()
+        assert backend.outcomes == ["cancelled"]
+
+
+async def test_a_client_that_stops_reading_is_dropped_and_its_generation_ends() -> None:
+    backend = FakeBackend(script=(started(), *[GenerationDelta((1,), "x" * 1_000_000)] * 1_000))
+    async with serving(openai_app(backend), send_deadline_s=0.2) as served:
+        async with await served.connect() as client:
+            await client.send_all(raw_request(is_streamed=True))
+            await backend.ended.wait()
+            assert backend.outcomes == ["cancelled"]
+
+
+async def test_one_connection_serves_many_requests() -> None:
+    async with serving(openai_app(FakeBackend())) as served:
+        client = await served.connect()
+        async with client:
+            for _ in range(3):
+                await client.send_all(raw_request(is_streamed=False))
+                assert b"Hello" in await read_until(client, b"total_tokens")
+
+
+async def test_a_running_request_may_end_while_the_server_drains() -> None:
+    reached, may_end = trio.Event(), trio.Event()
+
+    async def pause() -> None:
+        reached.set()
+        await may_end.wait()
+
+    first, *rest = say("Hello")
+    async with serving(openai_app(FakeBackend(script=(first, pause, *rest)))) as served:
+        client = await served.connect()
+        idle = await served.connect()
+        async with client, idle:
+            await client.send_all(raw_request(is_streamed=True))
+            await reached.wait()
+            served.shutdown.set()
+            assert await idle.receive_some(1) == b""
+            with pytest.raises(OSError, match="connect"):
+                await served.connect()
+            assert not served.stopped.is_set()
+            may_end.set()
+            assert b"[DONE]" in await read_to_end(client)
+            await served.stopped.wait()
+
+
+async def test_a_drain_ends_at_its_deadline() -> None:
+    reached = trio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    backend = FakeBackend(script=(started(), hang))
+    async with serving(openai_app(backend), drain_s=0.05) as served, await served.connect() as client:
+        await client.send_all(raw_request(is_streamed=True))
+        await reached.wait()
+        served.shutdown.set()
+        await served.stopped.wait()
+        assert backend.outcomes == ["cancelled"]
+
+
+async def test_a_drain_does_not_wait_for_a_send_that_nobody_takes() -> None:
+    backend = FakeBackend(script=(started(), *[GenerationDelta((1,), "x" * 1_000_000)] * 1_000))
+    options = {"drain_s": 0.05, "send_deadline_s": math.inf}
+    async with serving(openai_app(backend), **options) as served, await served.connect() as client:
+        await client.send_all(raw_request(is_streamed=True))
+        await read_until(client, b"xxx")
+        served.shutdown.set()
+        await served.stopped.wait()
+        assert backend.ended.is_set()
+
+
+async def test_a_body_over_the_limit_is_answered_not_cut_off() -> None:
+    async with serving(openai_app(FakeBackend())) as served:
+        body = b" " * (MAX_HTTP_BODY_BYTES + 1)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            response = await client.post(f"{served.url}/v1/chat/completions", content=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_endless_headers_are_cut_off() -> None:
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
+        await client.send_all(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HTTP_HEADER_BYTES + 1))
+        assert (await read_to_end(client)).startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x00\xff\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nxx" * 9]
+)
+async def test_junk_costs_its_own_connection_only(junk: bytes) -> None:
+    async with serving(openai_app(FakeBackend())) as served:
+        async with await served.connect() as client:
+            await client.send_all(junk)
+            await client.send_eof()
+            await read_to_end(client)
+        assert await with_sdk(served, lambda sdk: [model.id for model in sdk.models.list()]) == [MODEL]
+
+
+def test_a_port_in_use_names_the_port_and_the_flag() -> None:
+    with bind_port("127.0.0.1", 0, "--port") as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use.*--console-port") as raised:
+            bind_port("127.0.0.1", port, "--console-port")
+    assert raised.value.code is ErrorCode.PORT_IN_USE
+
+
+def test_a_foreign_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--port") as raised:
+        bind_port("192.0.2.1", 0, "--port")
+    assert raised.value.code is ErrorCode.ADDRESS_INVALID
+
+
+def test_urls() -> None:
+    with bind_port("127.0.0.1", 0, "--port") as sock:
+        assert url_of(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
