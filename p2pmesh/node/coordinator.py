@@ -201,9 +201,8 @@ class Run:
             else:
                 await self._hold_remote(load, reported)
         except P2PMeshError as error:
-            await self._runner.put(
-                coordination.StageFailed(index, error.code, _with_peer(self.placement, index, error))
-            )
+            text = f"stage {index} on peer {self.placement.stages[index].peer_id}: {error.message}"
+            await self._runner.put(coordination.StageFailed(index, error.code, text))
 
     async def _hold_remote(self, load: LoadStage, reported: Callable[[StageStatus], Awaitable[None]]) -> None:
         entry = load.stages[load.index]
