@@ -80,6 +80,11 @@ class Coordinator:
         self._cost = _placement_cost(model, options)
         self.run: Run | None = None
 
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self._model.name
+
     async def serve(self) -> None:
         """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
         wait_s = RETRY_FIRST_S
@@ -159,6 +164,10 @@ class Run:
     def phase(self) -> coordination.RunPhase:
         """Where the run stands."""
         return self._machine.phase
+
+    def described_stages(self) -> list[dict[str, object]]:
+        """Peers and layer ranges, as plain values."""
+        return _ranges(self.placement)
 
     async def serve(self) -> RunEnding:
         """Loads, proves, publishes, watches; returns once the run is over and its stages are told."""

@@ -14,6 +14,7 @@ from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Ref
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
 from p2pmesh.core.text import TextAssembler
+from p2pmesh.node.changes import Changes
 from p2pmesh.node.pace import Pace
 from p2pmesh.node.sequences import Sequence, SequenceStart
 from p2pmesh.ports.clock import Clock, Entropy
@@ -67,6 +68,8 @@ class Driver:
         self._queued = 0
         self._sequences: dict[tuple[bytes, int], Sequence] = {}
         self._pace = Pace()
+        self.ended = Changes()
+        """Marked when a sequence ends."""
 
     def attach(self, stage: FrameTaker) -> None:
         """Stage 0 is up."""
@@ -128,6 +131,7 @@ class Driver:
         finally:
             self._sequences.pop(sequence.key, None)
             self._lanes.release()
+            self.ended.mark()
 
     async def _events(self, sequence: Sequence, prompt: tuple[int, ...]) -> AsyncGenerator[GenerationEvent, None]:
         yield GenerationStarted(prompt, self.load.run_id, self._engine.facts.fingerprint)
@@ -242,6 +246,13 @@ class Drivers:
     def all(self) -> tuple[Driver, ...]:
         """Every driver, oldest first."""
         return tuple(self._drivers.values())
+
+    async def wait_idle(self) -> None:
+        """Until no sequence generates here."""
+        for driver in self.all():
+            seen = driver.ended.count
+            while driver.active_sequences:
+                seen = await driver.ended.wait_beyond(seen)
 
     def find_published(self, model: str) -> Driver | None:
         """The newest driver of a model that may be routed to."""

@@ -1,0 +1,198 @@
+"""``p2pmesh up``: builds a node from concrete parts, runs it, drains it.
+
+The order is: what was typed is checked, ports and home are taken, both HTTP ports answer, then the overlay, then
+models. A failure before the node is up ends the command with its own exit code; nothing is left behind.
+"""
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import psutil
+import trio
+
+from p2pmesh import __version__
+from p2pmesh.adapters.clock import SystemEntropy, TrioClock
+from p2pmesh.adapters.home_lock import hold_home
+from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
+from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
+from p2pmesh.adapters.model_packages import DEMO_MODEL
+from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.p2p.host import open_network
+from p2pmesh.api.console import console_app
+from p2pmesh.api.openai.app import openai_app
+from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
+from p2pmesh.app import events
+from p2pmesh.app.backend import NodeBackend
+from p2pmesh.app.config import UpOptions
+from p2pmesh.app.events import Event, EventName
+from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
+from p2pmesh.base.quantities import MIB
+from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.coordinator import ServingOptions
+from p2pmesh.node.node import Node, NodeParts
+from p2pmesh.node.overlay import OverlaySettings
+from p2pmesh.wire.invite import check_invite_time, decode_invite
+from p2pmesh.wire.stage import WireDtype
+
+Emit = Callable[[Event], None]
+
+DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+DRAIN_S = 8.0
+HTTP_DRAIN_S = DRAIN_S + 1.0
+"""Requests that other peers drive for our clients end with their connections."""
+SHARE_OF_AVAILABLE_MEMORY = 0.8
+RESERVE_BYTES = 512 * MIB
+"""Of what is available, a machine keeps this much, and a fifth, for itself."""
+
+
+def run_up(options: UpOptions, emit: Emit) -> int:
+    """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on."""
+    with hold_home(options.home) as home:
+        identity = load_or_create_identity(home)
+        _check_invite(options.invite)
+        api_socket = bind_port(DEFAULT_HOST, options.port, "--port")
+        try:
+            console_socket = bind_port(DEFAULT_HOST, options.console_port, "--console-port")
+        except BaseException:
+            api_socket.close()
+            raise
+        try:
+            return trio.run(_Command(options, identity, (api_socket, console_socket), emit).run)
+        finally:
+            remove_run_file(home, os.getpid())
+
+
+class _Command:
+    """One run of ``up`` under trio."""
+
+    def __init__(
+        self, options: UpOptions, identity: NodeIdentity, sockets: tuple[socket.socket, socket.socket], emit: Emit
+    ) -> None:
+        self._options = options
+        self._identity = identity
+        self._api_socket, self._console_socket = sockets
+        self._emit = emit
+        self._shutdown = trio.Event()
+        self._http_servers = 0
+        self._http_ended = trio.Event()
+        self._api_url = url_of(self._api_socket)
+
+    async def run(self) -> int:
+        """Until a signal; both HTTP ports answer before anything else is tried."""
+        backend = NodeBackend()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._stop_at_signal)
+            self._start_http(nursery, backend)
+            async with AsyncExitStack() as stack:
+                node = await self._open_node(stack)
+                backend.attach(node)
+                await self._serve(node)
+            nursery.cancel_scope.cancel()
+        self._emit(Event(EventName.STOPPED))
+        return 0
+
+    def _start_http(self, nursery: trio.Nursery, backend: NodeBackend) -> None:
+        token = secrets.token_urlsafe(32)
+        console_url = url_of(self._console_socket)
+        run_file = RunFile(os.getpid(), self._api_url, console_url, token, self._identity.peer_id)
+        write_run_file(self._options.home, run_file)
+        for app, sock in (
+            (openai_app(backend), self._api_socket),
+            (console_app(backend, token), self._console_socket),
+        ):
+            self._http_servers += 1
+            nursery.start_soon(self._serve_http_app, app, sock)
+        self._emit(events.listening(self._api_url, console_url, self._identity.peer_id))
+
+    async def _serve_http_app(self, app: Any, sock: socket.socket) -> None:
+        try:
+            await serve_app(app, sock, shutdown=self._shutdown, drain_s=DRAIN_S)
+        finally:
+            self._http_servers -= 1
+            if not self._http_servers:
+                self._http_ended.set()
+
+    async def _stop_at_signal(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """The first signal drains, the second ends at once."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+            task_status.started()
+            async for _ in received:
+                if self._shutdown.is_set():
+                    os._exit(130)
+                self._emit(Event(EventName.STOPPING))
+                self._shutdown.set()
+
+    async def _open_node(self, stack: AsyncExitStack) -> Node:
+        network = await stack.enter_async_context(open_network(self._identity, self._options.listen or DEFAULT_LISTEN))
+        clock = TrioClock()
+        neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy())
+        cache = self._options.home / "cache"
+        parts = NodeParts(
+            neighbours,
+            DiskModelStore(self._options.home / "models", cache),
+            LlamaEngineLauncher(LauncherOptions(str(cache / "engine"))),
+        )
+        settings = OverlaySettings(
+            name=self._options.name or socket.gethostname()[:200],
+            version=__version__,
+            memory_bytes=_memory_bytes(self._options.max_memory_bytes),
+            invite_text=self._options.invite,
+        )
+        return Node(parts, settings, self._report)
+
+    async def _serve(self, node: Node) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(node.run)
+            if not node.overlay.is_founder:
+                await node.overlay.join()
+                nursery.start_soon(node.overlay.stay_joined)
+            self._emit(events.invite(node.overlay.make_invite()))
+            for reference in self._references():
+                nursery.start_soon(self._serve_model, node, reference)
+            await self._shutdown.wait()
+            await node.drain(DRAIN_S)
+            with trio.move_on_after(HTTP_DRAIN_S):
+                await self._http_ended.wait()
+            nursery.cancel_scope.cancel()
+
+    def _references(self) -> tuple[str, ...]:
+        demo = (DEMO_MODEL,) if self._options.is_demo else ()
+        return tuple(dict.fromkeys((*demo, *self._options.models)))
+
+    async def _serve_model(self, node: Node, reference: str) -> None:
+        options = ServingOptions(
+            self._options.split,
+            self._options.context_tokens,
+            self._options.lanes,
+            WireDtype[self._options.wire_dtype.name],
+        )
+        model = await node.store.resolve(reference)
+        await node.serve_model(model, options)
+
+    def _report(self, name: str, fields: dict[str, Any]) -> None:
+        """Events of the node's services, on their way to the operator."""
+        if name == EventName.READY.value:
+            fields = {"api_url": self._api_url, **fields}
+        self._emit(Event(EventName(name), fields))
+
+
+def _check_invite(text: str | None) -> None:
+    """Refuses an invite that can never work before any port or process is touched."""
+    if text is not None:
+        from time import time_ns
+
+        invite = decode_invite(text, Ed25519Verifier().is_signature_of)
+        check_invite_time(invite, time_ns() // 1_000_000)  # type: ignore[arg-type]
+
+
+def _memory_bytes(given: int | None) -> int:
+    """What this node offers: what was typed, or a share of what the machine has available now."""
+    if given is not None:
+        return given
+    available = int(psutil.virtual_memory().available)
+    return max(0, int(available * SHARE_OF_AVAILABLE_MEMORY) - RESERVE_BYTES)

@@ -1,0 +1,132 @@
+"""One node: its services started in order, its drain, and what it tells of itself.
+
+The concrete ports come from ``app``; the HTTP surface sees a ``Node`` as ``api.backend.Backend``.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
+from p2pmesh.node.driver import Drivers
+from p2pmesh.node.exchanges import DriverExchanges
+from p2pmesh.node.overlay import Overlay, OverlaySettings
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.router import Router
+from p2pmesh.node.run_table import RunTable
+from p2pmesh.node.stages import StageParts, Stages
+from p2pmesh.node.status import describe_node
+from p2pmesh.ports.engine import EngineLauncher
+from p2pmesh.ports.models import ModelFile, ModelStore
+from p2pmesh.wire.announcement import ServedModel
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The world that a node lives in."""
+
+    neighbours: Neighbours
+    store: ModelStore
+    launcher: EngineLauncher
+
+
+class Node:
+    """All services of one node."""
+
+    def __init__(self, parts: NodeParts, settings: OverlaySettings, report: Report) -> None:
+        ports = parts.neighbours
+        self._parts = parts
+        self._report = report
+        self.store = parts.store
+        self.overlay = Overlay(ports, settings, report)
+        self.table = RunTable(self.overlay, ports.network)
+        self.drivers = Drivers(ports.clock, ports.entropy, self._announce_models)
+        self.stages = Stages(
+            self.overlay,
+            StageParts(parts.store, Artifacts(self.overlay, parts.store), parts.launcher, self.table, self.drivers),
+            settings.memory_bytes,
+            report,
+        )
+        DriverExchanges(self.overlay, self.drivers)
+        self.router = Router(self.overlay, self.drivers)
+        self.coordinators: list[Coordinator] = []
+        self._is_draining = False
+
+    # --- running ---------------------------------------------------------------
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves the overlay and the drivers until cancelled; started when peers can say hello."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.drivers.run)
+            await nursery.start(self.overlay.run)
+            nursery.start_soon(self._report_ready)
+            task_status.started()
+
+    async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
+        """Coordinates one model until cancelled; raises when it can never be placed."""
+        check_split(model, options.stage_count)
+        parts = CoordinatorParts(
+            self.overlay, self._parts.store, self.stages, self.drivers,
+            self._parts.neighbours.clock, self._parts.neighbours.entropy,
+        )  # fmt: skip
+        coordinator = Coordinator(parts, model, options, self._report)
+        self.coordinators.append(coordinator)
+        self.router.expect(model.name)
+        await coordinator.serve()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no new request and waits, at most ``timeout_s``, for those that run."""
+        self._is_draining = True
+        with trio.move_on_after(timeout_s):
+            await self.drivers.wait_idle()
+
+    async def _report_ready(self) -> None:
+        """Tells which models can be routed, whenever that changes."""
+        told: tuple[str, ...] = ()
+        while True:
+            seen = self.overlay.board.changes.count
+            names = tuple(self.router.models())
+            if names != told and names:
+                self._report("ready", {"models": list(names)})
+            told = names
+            await self.overlay.board.changes.wait_beyond(seen)
+
+    def _announce_models(self) -> None:
+        """What is published here, in the announcement; the newest run of a name."""
+        published = {
+            driver.load.model: ServedModel(
+                driver.load.model,
+                driver.load.model_digest,
+                driver.load.run_id,
+                len(driver.load.stages),
+                driver.load.context_tokens,
+            )
+            for driver in self.drivers.all()
+            if driver.is_published
+        }
+        self.overlay.board.change_own(models=tuple(published[name] for name in sorted(published)))
+
+    # --- what the HTTP surface asks ------------------------------------------------
+    def routable_models(self) -> dict[str, ServedModel]:
+        """Models that can be routed from here."""
+        return self.router.models()
+
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+        """Events of a request, wherever it is driven."""
+        if self._is_draining:
+            raise Refused(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another peer")
+        return self.router.generate(request)
+
+    def status(self) -> dict[str, Any]:
+        """Facts for the console."""
+        return describe_node(self.overlay, self.stages, self.table, self.coordinators, self.routable_models())
+
+    def note_failure(self, model: str, error: P2PMeshError) -> None:
+        """A model of ours cannot be served; requests for it hear why."""
+        self.router.expect(model, error.message)

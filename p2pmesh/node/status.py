@@ -1,0 +1,83 @@
+"""What a node tells its console: plain values that JSON can hold."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.node.coordinator import Coordinator
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.run_table import RunTable
+from p2pmesh.node.stage_run import StageRun
+from p2pmesh.node.stages import Stages
+from p2pmesh.wire.announcement import Announcement, ServedModel
+
+
+def describe_node(
+    overlay: Overlay,
+    stages: Stages,
+    table: RunTable,
+    coordinators: Sequence[Coordinator],
+    models: Mapping[str, ServedModel],
+) -> dict[str, Any]:
+    """The whole status. Neither invite nor key is part of it."""
+    own = overlay.board.own()
+    return {
+        "version": own.version,
+        "peer_id": own.peer_id,
+        "name": own.name,
+        "mesh_id": overlay.mesh_id,
+        "is_founder": overlay.is_founder,
+        "addresses": list(own.addresses),
+        "memory_bytes": own.memory_bytes,
+        "free_bytes": stages.free_bytes,
+        "peers": [_describe_peer(overlay, peer) for peer in overlay.board.others()],
+        "models": [_describe_model(model) for model in models.values()],
+        "stages": [_describe_stage(run) for run in table.runs()],
+        "placements": [_describe_placement(coordinator) for coordinator in coordinators],
+    }
+
+
+def _describe_peer(overlay: Overlay, peer: Announcement) -> dict[str, Any]:
+    return {
+        "peer_id": peer.peer_id,
+        "name": peer.name,
+        "version": peer.version,
+        "is_admitted": overlay.is_admitted(PeerId(peer.peer_id)),
+        "addresses": list(peer.addresses),
+        "memory_bytes": peer.memory_bytes,
+        "free_bytes": peer.free_bytes,
+        "models": [model.name for model in peer.models],
+    }
+
+
+def _describe_model(model: ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "digest": model.digest,
+        "run_id": model.run_id.hex(),
+        "stage_count": model.stage_count,
+        "context_tokens": model.context_tokens,
+    }
+
+
+def _describe_stage(run: StageRun) -> dict[str, Any]:
+    entry = run.load.stages[run.load.index]
+    facts = run.engine.facts
+    return {
+        "model": run.load.model,
+        "run_id": run.load.run_id.hex(),
+        "stage": run.load.index,
+        "layers": [entry.layer_start, entry.layer_end],
+        "fingerprint": facts.fingerprint,
+        "exact_width": facts.exact_width,
+        "kv_bytes": facts.kv_bytes,
+        "notes": list(facts.notes),
+    }
+
+
+def _describe_placement(coordinator: Coordinator) -> dict[str, Any]:
+    run = coordinator.run
+    described: dict[str, Any] = {"model": coordinator.model_name, "phase": "waiting", "stages": []}
+    if run is not None:
+        described |= {"phase": run.phase.value, "run_id": run.run_id.hex(), "stages": run.described_stages()}
+    return described
