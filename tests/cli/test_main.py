@@ -1,0 +1,227 @@
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from p2pmesh import __version__
+from p2pmesh.app.config import LogFormat, UpOptions, WireDtype
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
+from p2pmesh.base.quantities import GIB
+from p2pmesh.cli.main import main
+from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("P2PMESH_HOME", str(tmp_path))
+    return tmp_path
+
+
+def up(*arguments: str) -> UpOptions:
+    return up_options(build_parser().parse_args(["up", *arguments]))
+
+
+def test_up_with_nothing_takes_the_defaults(home: Path) -> None:
+    assert up() == UpOptions(home=home)
+
+
+def test_up_with_everything() -> None:
+    arguments = (
+        "--model a --model b --demo --split 3 --join inv --name me --port 0 --console-port 5 "
+        "--listen /ip4/1.2.3.4/tcp/0 --listen /ip4/1.2.3.4/tcp/1 --home /h --ctx-size 2048 --max-memory 2GiB --log-format json --wire-dtype f16 "
+        "--lanes 8"
+    )
+    assert up(*arguments.split()) == UpOptions(
+        home=Path("/h"),
+        models=("a", "b"),
+        is_demo=True,
+        split=3,
+        invite="inv",
+        name="me",
+        port=0,
+        console_port=5,
+        listen=("/ip4/1.2.3.4/tcp/0", "/ip4/1.2.3.4/tcp/1"),
+        context_tokens=2048,
+        max_memory_bytes=2 * GIB,
+        log_format=LogFormat.JSON,
+        wire_dtype=WireDtype.F16,
+        lanes=8,
+    )
+
+
+def test_no_memory_is_not_no_limit() -> None:
+    assert up("--max-memory", "0").max_memory_bytes == 0
+    assert up("--split", "auto").split is None
+
+
+def test_the_other_commands(home: Path) -> None:
+    parse = build_parser().parse_args
+    chat = chat_options(parse(["chat", "m", "hello there", "--seed", "5"]))
+    assert (chat.home, chat.model, chat.prompt, chat.seed) == (home, "m", "hello there", 5)
+    bench = bench_decode_options(parse(["bench", "decode", "--peers", "1,2", "--tokens", "9", "--json"]))
+    assert (bench.peers, bench.decode_tokens, bench.model, bench.is_json) == ((1, 2), 9, None, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "down",
+        "up --split half",
+        "up --split -1",
+        "up --split \u00b2",
+        "up --port http",
+        "up --max-memory lots",
+        "up --wire-dtype q8",
+        "up --log-format xml",
+        "up --por 1",
+        "up --port 99999",
+        "up --split 0",
+        "chat m",
+        "models",
+        "models drop",
+        "bench decode --peers 1,,2",
+    ],
+)
+def test_a_wrong_command_line_exits_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "p2pmesh" in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"p2pmesh {__version__}\n"
+    assert main(["up", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("model", "demo", "split", "join", "name", "port", "console-port", "listen", "home", "max-memory"):
+        assert f"--{name}" in shown
+
+
+@pytest.mark.parametrize("command", [["status"], ["chat", "m", "hi"]])
+def test_no_node_is_one_line_and_its_own_code(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 21
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "start it with p2pmesh up" in captured.err
+
+
+def test_a_malformed_multiaddr_is_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--listen", "nonsense", "--log-format", "json"]) == 18
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["code"] == "address_invalid"
+    assert captured.err.startswith("p2pmesh: --listen 'nonsense'")
+
+
+Raiser = Callable[..., int]
+
+
+@pytest.fixture
+def run_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Raiser], None]:
+    """Puts a function in the place of the node."""
+
+    def install(function: Raiser) -> None:
+        module = ModuleType("p2pmesh.app.up")
+        module.run_up = function  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "p2pmesh.app.up", module)
+
+    return install
+
+
+def raising(error: BaseException) -> Raiser:
+    def function(*_: Any) -> int:
+        raise error
+
+    return function
+
+
+def test_up_runs_the_node_and_prints_its_events(run_up: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from p2pmesh.app import events
+
+    def node(options: UpOptions, emit: Any) -> int:
+        emit(events.invite(f"for {options.name}"))
+        return 0
+
+    run_up(node)
+    assert main(["up", "--name", "me", "--log-format", "json"]) == 0
+    assert capsys.readouterr().out == '{"event":"invite","invite":"for me"}\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError(ErrorCode.PORT_IN_USE, "port 1 is in use"), 17),
+        (ExceptionGroup("nursery", [Refused(ErrorCode.INVITE_EXPIRED, "the invite has expired")]), 31),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_endings_of_a_node(run_up: Any, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run_up(raising(error))
+    assert main(["up"]) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_a_bug_is_not_hidden(run_up: Any) -> None:
+    run_up(raising(ExceptionGroup("nursery", [KeyError("bug")])))
+    with pytest.raises(ExceptionGroup):
+        main(["up"])
+
+
+READER_LEFT = """
+import sys, types
+from p2pmesh.cli.main import main
+module = types.ModuleType("p2pmesh.app.model_commands")
+module.list_models = lambda home: []
+sys.modules["p2pmesh.app.model_commands"] = module
+sys.stdin.read()
+sys.exit(main(["models", "list"]))
+"""
+
+
+def test_a_reader_that_left_is_no_traceback() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", READER_LEFT], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 141
+
+
+def test_help_loads_neither_trio_nor_http() -> None:
+    code = (
+        "import sys; from p2pmesh.cli.main import main; main(['--help']); "
+        "sys.exit(bool({'trio', 'httpx', 'starlette', 'multiaddr', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_status_and_models_as_text_and_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, commands = ModuleType("client"), ModuleType("commands")
+    client.fetch_status = lambda home: {"peer_id": "x"}  # type: ignore[attr-defined]
+    commands.list_models = lambda home: []  # type: ignore[attr-defined]
+    commands.show_model = lambda home, ref: {"name": ref}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "p2pmesh.app.client", client)
+    monkeypatch.setitem(sys.modules, "p2pmesh.app.model_commands", commands)
+    out = io.StringIO()
+    for command in ("status", "status --json", "models list", "models list --json", "models show m --json"):
+        assert main(command.split()) == 0
+        out.write(capsys.readouterr().out)
+    lines = out.getvalue()
+    assert lines.startswith('peer_id: x\n{\n  "peer_id": "x"\n}\nno models here')
+    assert lines.endswith('[]\n{\n  "name": "m"\n}\n')

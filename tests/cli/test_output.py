@@ -1,0 +1,107 @@
+import io
+import json
+
+import pytest
+
+from p2pmesh.app import events
+from p2pmesh.app.events import Event, EventName
+from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.ids import LayerRange, PeerId
+from p2pmesh.cli.output import (
+    JsonPrinter,
+    PrettyPrinter,
+    describe_event,
+    describe_table,
+    describe_value,
+    encode_event,
+    printable,
+)
+
+PEER = PeerId("12D3KooWExampleExampleExample")
+EVERY = (
+    events.listening("http://127.0.0.1:9337", "http://127.0.0.1:3131", PEER),
+    events.invite("abc"),
+    events.pipeline_ready("m", bytes(16), [(PEER, LayerRange(0, 3)), (PEER, LayerRange(3, 9))]),
+    events.ready("http://127.0.0.1:9337", ["m"]),
+    events.ready("http://127.0.0.1:9337", []),
+    events.error(Refused(ErrorCode.OVERLOADED, "full")),
+    Event(EventName.STOPPING),
+    Event(EventName.PEER_LEFT, {"peer_id": PEER, "count": 3}),
+)
+
+
+@pytest.mark.parametrize("event", EVERY)
+def test_json_is_one_object_a_line_with_the_name_first(event: Event) -> None:
+    line = encode_event(event)
+    assert "\n" not in line
+    assert line.startswith('{"event":"' + event.name.value)
+    assert json.loads(line) == {"event": event.name.value, **event.fields}
+
+
+@pytest.mark.parametrize("event", EVERY)
+def test_sentences_are_printable_lines(event: Event) -> None:
+    lines = list(describe_event(event))
+    assert lines
+    assert all(line.isprintable() for line in lines)
+
+
+def test_ready_shows_the_url_and_a_command_to_try() -> None:
+    text = "\n".join(describe_event(events.ready("http://h:1", ["it's"])))
+    assert "http://h:1/v1" in text
+    assert "curl http://h:1/v1/chat/completions" in text
+    assert "'\\''" in text
+
+
+def test_a_hostile_name_writes_nothing_to_the_terminal() -> None:
+    (line,) = describe_event(Event(EventName.PEER_JOINED, {"name": "\x1b[2J\nready"}))
+    assert line == "peer joined: name \\x1b[2J\\nready"
+    assert printable("\ud800\u202e") == "\\ud800\\u202e"
+
+
+def test_errors_go_to_stderr_in_pretty_only() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    printer = PrettyPrinter(out, err)
+    printer.emit(events.error(Refused(ErrorCode.OVERLOADED, "full")))
+    printer.emit(events.invite("abc"))
+    assert err.getvalue() == "p2pmesh: full\n"
+    assert "--join abc" in out.getvalue()
+    JsonPrinter(out := io.StringIO()).emit(events.error(Refused(ErrorCode.OVERLOADED, "full")))
+    assert json.loads(out.getvalue()) == {"event": "error", "code": "overloaded", "message": "full"}
+
+
+class BrokenPipe(io.StringIO):
+    """A stream whose reader has left."""
+
+    writes = 0
+
+    def write(self, text: str) -> int:
+        self.writes += 1
+        raise BrokenPipeError
+
+
+def test_a_reader_that_left_does_not_end_the_node() -> None:
+    stream = BrokenPipe()
+    printer = JsonPrinter(stream)
+    printer.emit(events.invite("a"))
+    printer.emit(events.invite("b"))
+    assert stream.writes == 1
+
+
+def test_values_are_indented() -> None:
+    value = {"a": 1, "b": {"c": [1, 2], "d": None}, "e": [{"f": "x\n"}], "g": {}}
+    assert list(describe_value(value)) == [
+        "a: 1",
+        "b:",
+        "  c: [1, 2]",
+        "  d: null",
+        "e:",
+        "  1:",
+        "    f: x\\n",
+        "g: {}",
+    ]
+
+
+def test_a_table_is_aligned() -> None:
+    rows = [{"name": "a", "layer_count": 5, "path": "/x"}, {"name": "long", "layer_count": 12, "path": "/y"}]
+    assert list(describe_table(rows)) == ["name  layer count  path", "a     5            /x", "long  12           /y"]
+    assert list(describe_table([])) == []
