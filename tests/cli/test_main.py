@@ -34,7 +34,8 @@ def test_up_with_nothing_takes_the_defaults(home: Path) -> None:
 def test_up_with_everything() -> None:
     arguments = (
         "--model a --model b --demo --split 3 --join inv --name me --port 0 --console-port 5 "
-        "--listen /ip4/1.2.3.4/tcp/0 --listen /ip4/1.2.3.4/tcp/1 --home /h --ctx-size 2048 --max-memory 2GiB --log-format json --wire-dtype f16 "
+        "--listen /ip4/1.2.3.4/tcp/0 --listen /ip4/1.2.3.4/tcp/1 "
+        "--home /h --ctx-size 2048 --max-memory 2GiB --log-format json --wire-dtype f16 "
         "--lanes 8"
     )
     assert up(*arguments.split()) == UpOptions(

@@ -1,0 +1,50 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from p2pmesh.adapters.model_packages import DEMO_MODEL
+from p2pmesh.app.model_commands import show_model
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.cli.exit_codes import EXIT_CODES
+from p2pmesh.cli.main import main
+
+
+def test_a_model_is_shown_with_its_facts(tmp_path: Path) -> None:
+    facts = show_model(tmp_path, DEMO_MODEL)
+    assert (facts["name"], facts["architecture"], facts["layer_count"]) == (DEMO_MODEL, "llama", 30)
+    assert facts["size_bytes"] == Path(facts["path"]).stat().st_size
+    assert len(facts["digest"]) == 64
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def other_bytes(path: Path) -> None:
+    path.write_bytes(b"MZ" * 100)
+
+
+def a_few_bytes(path: Path) -> None:
+    path.write_bytes(b"GGUF\x03\x00")
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda path: None, ErrorCode.MODEL_NOT_FOUND),
+        (a_directory, ErrorCode.MODEL_NOT_A_FILE),
+        (other_bytes, ErrorCode.GGUF_NOT_GGUF),
+        (a_few_bytes, ErrorCode.GGUF_TRUNCATED),
+    ],
+)
+def test_a_bad_file_is_one_line_and_its_own_code(
+    make: Callable[[Path], None], code: ErrorCode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.gguf"
+    make(path)
+    assert main(["models", "show", str(path), "--home", str(tmp_path / "home")]) == EXIT_CODES[code]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("p2pmesh: ")
