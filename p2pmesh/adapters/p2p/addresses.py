@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
-from multiaddr.exceptions import ProtocolLookupError
 from multiaddr.utils import get_thin_waist_addresses
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
@@ -19,7 +18,7 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES
 
 _HOST_PROTOCOLS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared with, not listened on
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +135,3 @@ def _concrete(address: Multiaddr) -> list[str]:
 
 def _is_loopback(text: str) -> bool:
     return text.startswith(("/ip4/127.", "/ip6/::1/"))
-
-
-def is_peer_of_address(text: str, peer: PeerId) -> bool:
-    """Whether an address names this very peer at its end."""
-    try:
-        return Multiaddr(text).value_for_protocol("p2p") == peer
-    except (MultiaddrError, ProtocolLookupError, ValueError, TypeError):
-        return False

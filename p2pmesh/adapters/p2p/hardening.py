@@ -11,7 +11,7 @@ Cured here, each measured or read in the installed source:
 - the inbound limit was never given back: after ``max_connections`` inbound connections in the life of a process,
   every further one was refused;
 - one peer could take all inbound slots, and every name ever seen stayed in the peer store;
-- listening sockets shared their port with any process of the same user (SO_REUSEPORT), which then got half of the peers;
+- listening sockets shared their port (SO_REUSEPORT) with any process of the same user, which got half of the peers;
 - control lists of a gossip message were not bounded, and topics nobody joined grew tables for ever;
 - the auto-connector dials every peer that was ever heard of;
 - ``logging.warning`` on the root logger, and an error line for each normal end of a connection.
@@ -46,6 +46,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 import p2pmesh
+from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
 from p2pmesh.adapters.p2p.noise import NoiseChannel
 from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
@@ -90,8 +91,8 @@ def harden_libp2p() -> None:
     libp2p_tcp._set_reuse_flags = _own_the_port
     libp2p_identify.AGENT_VERSION = AGENT_VERSION
     # That module warns on the root logger; as a logger of its own it obeys the level set below.
-    libp2p_swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[assignment]
-    for name in ("libp2p", "multiaddr", "async_service"):
+    vars(libp2p_swarm_connection)["logging"] = logging.getLogger("libp2p.network.connection")
+    for name in ("libp2p", *(name for name in logging.root.manager.loggerDict if name.startswith("libp2p."))):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
@@ -232,7 +233,7 @@ def guarded_handler(handler: StreamHandlerFn) -> StreamHandlerFn:
             await handler(stream)
         except Exception as error:  # noqa: BLE001  handlers run peers' input
             faults.note(f"the handler of {stream.get_protocol()}", error)
-            with trio.move_on_after(RESET_TIMEOUT_S, shield=True):
+            with shielded_for(RESET_TIMEOUT_S):
                 await stream.reset()
 
     return guarded
@@ -252,7 +253,7 @@ class HardenedPubsub(Pubsub):
             await super().stream_handler(stream)
         except Exception as error:  # noqa: BLE001  protobuf and crypto raise many kinds
             faults.note("pubsub", error)
-            with trio.move_on_after(RESET_TIMEOUT_S, shield=True):
+            with shielded_for(RESET_TIMEOUT_S):
                 await stream.reset()
             self._handle_dead_peer(stream.muxed_conn.peer_id)
 
@@ -268,10 +269,10 @@ class HardenedGossipSub(GossipSub):
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
         """Handles the entries within the limits."""
         control = rpc.control
-        for entries in (control.ihave, control.graft, control.prune):
-            kept = [entry for entry in entries[:MAX_GOSSIP_CONTROLS] if entry.topicID in self.mesh]
-            del entries[:]
-            entries.extend(kept)
-        del control.iwant[MAX_GOSSIP_CONTROLS:]
-        del control.idontwant[MAX_GOSSIP_CONTROLS:]
+        for entries in (control.ihave, control.graft, control.prune, control.iwant, control.idontwant):
+            del entries[MAX_GOSSIP_CONTROLS:]
+        for named in (control.ihave, control.graft, control.prune):
+            for index in reversed(range(len(named))):
+                if named[index].topicID not in self.mesh:
+                    del named[index]
         await super().handle_rpc(rpc, sender_peer_id)

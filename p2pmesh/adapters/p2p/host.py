@@ -8,7 +8,6 @@ could break is cured in ``hardening``; gossip is in ``gossip``.
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import cast
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
@@ -25,6 +24,7 @@ from multiaddr import Multiaddr
 
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.adapters.p2p.addresses import announced, dialable, parse_listen_addresses, port_in_use
+from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.adapters.p2p.gossip import Gossip, open_gossip
 from p2pmesh.adapters.p2p.hardening import (
@@ -140,7 +140,7 @@ class Libp2pNetwork:
                 nursery.start_soon(self._close, connection)
 
     async def _close(self, connection: INetConn) -> None:
-        with trio.move_on_after(DISCONNECT_TIMEOUT_S, shield=True):
+        with shielded_for(DISCONNECT_TIMEOUT_S):
             try:
                 await connection.close()
             except Exception as error:  # noqa: BLE001  closing must never fail for the caller
@@ -205,7 +205,7 @@ class Libp2pNetwork:
             stream.close()
         except P2PMeshError as error:
             log.debug("a stream of %s ended: %s", stream.remote_peer, error)
-        except Exception:  # noqa: BLE001  one stream's fault; the node goes on
+        except Exception:  # one stream's fault; the node goes on
             log.exception("the server of %s failed", net_stream.get_protocol())
         finally:
             if not stream.is_closed:
@@ -266,25 +266,37 @@ class _Runner:
         self._swarm = swarm
         self._listen = listen
         self._stopping = trio.Event()
+        self._outcome: Libp2pNetwork | ConfigError | None = None
+        self._decided = trio.Event()
+
+    async def started(self) -> "Libp2pNetwork | ConfigError":
+        """Waits for the running network, or for why it cannot run."""
+        await self._decided.wait()
+        assert self._outcome is not None
+        return self._outcome
 
     def stop(self) -> None:
         """Asks for the end; it comes within ``STOP_TIMEOUT_S``."""
         self._stopping.set()
 
-    async def run(
-        self, *, task_status: trio.TaskStatus["Libp2pNetwork | ConfigError"] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def run(self) -> None:
         """Starts, says so (or why not), and runs until ``stop``."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + START_TIMEOUT_S) as scope:
+        with shielded_for(START_TIMEOUT_S) as scope:
             async with AsyncExitStack() as stack:
-                network = await self._start(stack)
-                task_status.started(network)
-                if isinstance(network, Libp2pNetwork):
+                outcome = await self._start(stack)
+                self._outcome = outcome
+                self._decided.set()
+                if isinstance(outcome, Libp2pNetwork):
                     scope.deadline = float("inf")
                     await self._stopping.wait()
-                scope.deadline = trio.current_time() + STOP_TIMEOUT_S
-                if isinstance(network, Libp2pNetwork):
-                    await network.close_connections()
+                    scope.deadline = trio.current_time() + STOP_TIMEOUT_S
+                    await outcome.close_connections()
+        if not self._decided.is_set():
+            self._outcome = ConfigError(
+                ErrorCode.CONFIG_INVALID,
+                f"the network did not start within {START_TIMEOUT_S:g} s; is the machine overloaded?",
+            )
+            self._decided.set()
 
     async def _start(self, stack: AsyncExitStack) -> "Libp2pNetwork | ConfigError":
         events = ConnectionEvents()
@@ -317,12 +329,13 @@ async def open_network(
     runner = _Runner(host, swarm, listen_addresses)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
-        started = await nursery.start(runner.run)
+        nursery.start_soon(runner.run)
+        started = await runner.started()
         if isinstance(started, ConfigError):
             failure = started
         else:
             try:
-                yield cast(Libp2pNetwork, started)
+                yield started
             except Exception as error:  # noqa: BLE001  passed on below, not wrapped in this nursery's group
                 failure = error
             finally:

@@ -2,10 +2,10 @@
 
 import contextlib
 
-import trio
 from libp2p.abc import INetStream
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
+from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.keys import peer_id_of
 from p2pmesh.adapters.p2p.yamux import YamuxStream
 from p2pmesh.base.errors import ErrorCode, PeerUnavailable
@@ -65,5 +65,5 @@ class PeerStream:
 
 async def forget_net_stream(stream: INetStream) -> None:
     """Takes a stream that libp2p accepted out of libp2p's tables; never raises, bounded."""
-    with trio.move_on_after(CLEAN_UP_S, shield=True), contextlib.suppress(MuxedStreamError, OSError):
+    with shielded_for(CLEAN_UP_S), contextlib.suppress(MuxedStreamError, OSError):
         await stream.close()

@@ -98,7 +98,7 @@ class _Parser:
         self._missing = 0
 
     def feed(self, data: bytes) -> Iterator[_FramePart]:
-        """What ``data`` completes or continues, in order; ``_ProtocolViolation`` for a header that yamux does not know."""
+        """What ``data`` completes or continues, in order; ``_ProtocolViolation`` for a header yamux does not know."""
         rest = memoryview(self._beginning + data if self._beginning else data)
         self._beginning = b""
         while rest:
@@ -124,6 +124,8 @@ class _Parser:
 
 class YamuxStream(IMuxedStream):
     """One stream. Reads and writes may be cancelled; one task reads at a time, writes are kept whole and in order."""
+
+    muxed_conn: "YamuxConnection"
 
     def __init__(self, connection: "YamuxConnection", stream_id: int) -> None:
         self.muxed_conn = connection
@@ -273,6 +275,8 @@ class YamuxStream(IMuxedStream):
         is_over = self._is_sent_finished and self._is_received_finished
         if not is_over:
             self.muxed_conn.send_control(WINDOW_UPDATE, RST, self.stream_id, 0)
+        self._received.clear()
+        self._is_received_finished = False
         self.break_off("the stream was reset here")
 
     async def close(self) -> None:
@@ -318,13 +322,10 @@ class YamuxStream(IMuxedStream):
         if credit:
             self._writers.unpark_all()
 
-    def break_off(self, reason: str, *, keep_received: bool = False) -> None:
-        """No more in either direction, for ``reason``; unless all had been received already."""
+    def break_off(self, reason: str) -> None:
+        """No more in either direction, for ``reason``; what has arrived can still be read (it may say why)."""
         if self._failure is None:
             self._failure = reason
-        if not keep_received:
-            self._received.clear()
-            self._is_received_finished = False
         self._readers.unpark_all()
         self._writers.unpark_all()
         self.muxed_conn.forget(self)
@@ -335,7 +336,7 @@ class YamuxStream(IMuxedStream):
 
     # --- the rest of libp2p's interface
 
-    def set_deadline(self, ttl: int) -> bool:
+    def set_deadline(self, ttl: int) -> None:
         """Not offered: deadlines are trio's cancel scopes here."""
         raise NotImplementedError("use trio.fail_after")
 
@@ -445,7 +446,7 @@ class YamuxConnection(IMuxedConn):
         self.event_closed.set()
         self._channel.abort()
         for stream in list(self._streams.values()):
-            stream.break_off(reason, keep_received=True)
+            stream.break_off(reason)
         self._accepted.clear()
         self._acceptors.unpark_all()
         self._scope.cancel()

@@ -1,0 +1,305 @@
+"""An overlay in memory: every node of a test in one process, behind ``ports.network``.
+
+Passes the same conformance suite as the libp2p adapter. Beyond the port it can kill a node and cut the link between
+two, at an instant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from p2pmesh.adapters.p2p.events import ConnectionEvents
+from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
+from p2pmesh.ports.network import ConnectionEvent, StreamServer
+
+PIPE_BYTES = 256 * 1024
+MAX_QUEUED_MESSAGES = 256
+
+_ADDRESS = re.compile(r"/ip4/127\.0\.0\.1/tcp/(\d+)(?:/p2p/(\w+))?\Z")
+
+
+class FakePipe:
+    """One direction of a stream: a bounded buffer with an end."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._wanted = 0
+        self._is_finished = False
+        self._failure: str | None = None
+        self._changes = trio.lowlevel.ParkingLot()
+
+    async def receive_exactly(self, count: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        while len(self._buffer) < count:
+            if self._is_finished or self._failure is not None:
+                raise PeerUnavailable(ErrorCode.PEER_LOST, self._failure or "the peer finished the stream")
+            self._wanted = count
+            self._changes.unpark_all()
+            try:
+                await self._changes.park()
+            finally:
+                self._wanted = 0
+        data = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        self._changes.unpark_all()
+        return data
+
+    async def send(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        rest = memoryview(data)
+        while True:
+            if self._is_finished or self._failure is not None:
+                raise PeerUnavailable(ErrorCode.PEER_LOST, self._failure or "the stream was finished here")
+            room = max(PIPE_BYTES, self._wanted) - len(self._buffer)
+            if room > 0:
+                self._buffer += rest[:room]
+                rest = rest[room:]
+                self._changes.unpark_all()
+            if not rest:
+                return
+            await self._changes.park()
+
+    def finish(self) -> None:
+        self._is_finished = True
+        self._changes.unpark_all()
+
+    def drop(self) -> None:
+        self._buffer.clear()
+        self._is_finished = False
+
+    def break_off(self, reason: str) -> None:
+        if self._failure is None:
+            self._failure = reason
+        self._changes.unpark_all()
+
+
+class FakeStream:
+    """Implements ``ByteStream``."""
+
+    def __init__(self, remote_peer: PeerId, incoming: FakePipe, outgoing: FakePipe) -> None:
+        self._remote_peer = remote_peer
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    @property
+    def remote_peer(self) -> PeerId:
+        return self._remote_peer
+
+    async def receive_exactly(self, count: int) -> bytes:
+        return await self._incoming.receive_exactly(count)
+
+    async def send(self, data: bytes) -> None:
+        await self._outgoing.send(data)
+
+    async def finish(self) -> None:
+        self._outgoing.finish()
+
+    async def reset(self) -> None:
+        self.break_off("the stream was reset")
+        self._incoming.drop()
+
+    def break_off(self, reason: str) -> None:
+        self._incoming.break_off(reason)
+        self._outgoing.break_off(reason)
+
+
+class FakeSubscription:
+    """Implements ``Subscription``."""
+
+    def __init__(self, validator: Callable[[bytes], bool]) -> None:
+        self._validator = validator
+        self._queue: deque[tuple[PeerId, bytes]] = deque(maxlen=MAX_QUEUED_MESSAGES)
+        self._arrivals = trio.lowlevel.ParkingLot()
+
+    async def receive(self) -> tuple[PeerId, bytes]:
+        await trio.lowlevel.checkpoint()
+        while not self._queue:
+            await self._arrivals.park()
+        return self._queue.popleft()
+
+    def accepts(self, data: bytes) -> bool:
+        try:
+            return self._validator(data)
+        except Exception:  # noqa: BLE001  the port says that raising means no
+            return False
+
+    def put(self, publisher: PeerId, data: bytes) -> None:
+        self._queue.append((publisher, data))
+        self._arrivals.unpark_all()
+
+
+class FakeNetwork:
+    """Implements ``Network`` for one node of a ``FakeOverlay``."""
+
+    def __init__(self, overlay: FakeOverlay, peer_id: PeerId, port: int, nursery: trio.Nursery) -> None:
+        self.port = port
+        self.servers: dict[str, StreamServer] = {}
+        self.streams: dict[PeerId, list[FakeStream]] = {}
+        self.inbound_counts: dict[PeerId, int] = {}
+        self.subscriptions: dict[str, list[FakeSubscription]] = {}
+        self.events = ConnectionEvents()
+        self.nursery = nursery
+        self.overlay = overlay
+        self._peer_id = peer_id
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._peer_id
+
+    def addresses(self) -> tuple[str, ...]:
+        return (f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self._peer_id}",)
+
+    async def dial(self, peer: PeerId, addresses: tuple[str, ...], timeout_s: float) -> None:
+        await trio.lowlevel.checkpoint()
+        parsed = [_ADDRESS.match(text) for text in addresses]
+        if addresses and not any(parsed):
+            raise ConfigError(ErrorCode.ADDRESS_INVALID, f"{addresses[0]!r} cannot be used")
+        if peer in self.connected_peers():
+            return
+        ports = {int(match[1]) for match in parsed if match is not None and match[2] in (None, peer)}
+        if peer == self._peer_id or not self.overlay.connect(self, peer, ports):
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"cannot reach peer {peer} within {timeout_s:g} s")
+
+    async def open_stream(self, peer: PeerId, protocol_id: str, timeout_s: float) -> FakeStream:
+        await trio.lowlevel.checkpoint()
+        if peer not in self.connected_peers():
+            raise PeerUnavailable(ErrorCode.PEER_LOST, f"there is no connection to peer {peer}")
+        return self.overlay.open_stream(self, peer, protocol_id)
+
+    def serve(self, protocol_id: str, server: StreamServer) -> None:
+        self.servers[protocol_id] = server
+
+    async def connection_event(self) -> ConnectionEvent:
+        return await self.events.next()
+
+    def connected_peers(self) -> frozenset[PeerId]:
+        return self.events.connected_peers()
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await trio.lowlevel.checkpoint()
+        self.overlay.disconnect(self._peer_id, peer)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.overlay.publish(self, topic, data)
+
+    async def subscribe(self, topic: str, validator: Callable[[bytes], bool]) -> FakeSubscription:
+        await trio.lowlevel.checkpoint()
+        subscription = FakeSubscription(validator)
+        self.subscriptions.setdefault(topic, []).append(subscription)
+        return subscription
+
+    def drop_streams(self, peer: PeerId, reason: str) -> None:
+        for stream in self.streams.pop(peer, []):
+            stream.break_off(reason)
+        self.inbound_counts.pop(peer, None)
+
+
+class FakeOverlay:
+    """All nodes, the links between them, and what a test may do to them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[PeerId, FakeNetwork] = {}
+        self._cut: set[frozenset[PeerId]] = set()
+        self._next_port = 4001
+
+    @asynccontextmanager
+    async def open_network(self, peer_id: PeerId) -> AsyncIterator[FakeNetwork]:
+        """A node that lives as long as the scope."""
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            node = FakeNetwork(self, peer_id, self._next_port, nursery)
+            self._next_port += 1
+            self._nodes[peer_id] = node
+            try:
+                yield node
+            except Exception as error:  # noqa: BLE001  passed on below, not wrapped in this nursery's group
+                failure = error
+            finally:
+                self.kill(peer_id)
+        if failure is not None:
+            raise failure
+
+    def kill(self, peer: PeerId) -> None:
+        """The node is gone, as by SIGKILL: its servers stop, all others see it disconnected."""
+        node = self._nodes.pop(peer, None)
+        if node is not None:
+            for other in sorted(node.connected_peers()):
+                self._drop(node, self._nodes[other])
+            node.nursery.cancel_scope.cancel()
+
+    def cut(self, one: PeerId, other: PeerId) -> None:
+        """Nothing passes between two nodes until ``mend``."""
+        self._cut.add(frozenset((one, other)))
+        self.disconnect(one, other)
+
+    def mend(self, one: PeerId, other: PeerId) -> None:
+        """They may dial each other again."""
+        self._cut.discard(frozenset((one, other)))
+
+    # --- what the nodes do with each other
+
+    def connect(self, node: FakeNetwork, peer: PeerId, ports: set[int]) -> bool:
+        target = self._nodes.get(peer)
+        if target is None or target.port not in ports or frozenset((node.peer_id, peer)) in self._cut:
+            return False
+        node.events.connected(peer, is_inbound=False)
+        target.events.connected(node.peer_id, is_inbound=True)
+        return True
+
+    def disconnect(self, one: PeerId, other: PeerId) -> None:
+        if one in self._nodes and other in self._nodes:
+            self._drop(self._nodes[one], self._nodes[other])
+
+    def _drop(self, one: FakeNetwork, other: FakeNetwork) -> None:
+        for node, peer in ((one, other.peer_id), (other, one.peer_id)):
+            node.drop_streams(peer, "the connection is gone")
+            node.events.disconnected(peer)
+
+    def open_stream(self, node: FakeNetwork, peer: PeerId, protocol_id: str) -> FakeStream:
+        target = self._nodes[peer]
+        server = target.servers.get(protocol_id)
+        if server is None:
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"the peer does not speak {protocol_id}")
+        if target.inbound_counts.get(node.peer_id, 0) >= MAX_STREAMS_PER_PEER:
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, "the peer refuses more streams")
+        there, back = FakePipe(), FakePipe()
+        ours, theirs = FakeStream(peer, back, there), FakeStream(node.peer_id, there, back)
+        node.streams.setdefault(peer, []).append(ours)
+        target.streams.setdefault(node.peer_id, []).append(theirs)
+        target.inbound_counts[node.peer_id] = target.inbound_counts.get(node.peer_id, 0) + 1
+        target.nursery.start_soon(self._serve, target, server, theirs)
+        return ours
+
+    async def _serve(self, node: FakeNetwork, server: StreamServer, stream: FakeStream) -> None:
+        try:
+            await server(stream)
+        except Exception:  # noqa: BLE001  a server that raises costs its stream
+            await stream.reset()
+        else:
+            await stream.finish()
+        finally:
+            if node.inbound_counts.get(stream.remote_peer):
+                node.inbound_counts[stream.remote_peer] -= 1
+
+    def publish(self, publisher: FakeNetwork, topic: str, data: bytes) -> None:
+        reached = {publisher.peer_id}
+        frontier = deque([publisher])
+        while frontier:
+            for peer in sorted(frontier.popleft().connected_peers() - reached):
+                reached.add(peer)
+                node = self._nodes[peer]
+                heard = [
+                    subscription for subscription in node.subscriptions.get(topic, []) if subscription.accepts(data)
+                ]
+                for subscription in heard:
+                    subscription.put(publisher.peer_id, data)
+                if heard:
+                    frontier.append(node)
