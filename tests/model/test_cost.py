@@ -1,0 +1,94 @@
+"""Bytes that placement charges, against the stage files themselves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.model.cost import kv_bytes_per_token, measure_model, planning_bytes, stage_bytes
+from p2pmesh.model.gguf import GgufIndex, read_index
+from tests.fakes.memory_source import MemorySource
+from tests.fakes.tiny_gguf import tiny_gemma3, tiny_llama
+from tests.model.stages import stage_of
+
+MODELS = {"llama": tiny_llama(), "untied": tiny_llama(is_tied=False), "gemma3": tiny_gemma3()}
+CONTEXT, LANES = 1000, 3
+
+
+def index_of(data: bytes) -> GgufIndex:
+    return read_index(MemorySource(data))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(data=st.data())
+def test_weights_are_exactly_those_of_the_stage_file(name: str, data: st.DataObject) -> None:
+    model = MODELS[name]
+    index = index_of(model)
+    start = data.draw(st.integers(0, index.layer_count - 1))
+    end = data.draw(st.integers(start + 1, index.layer_count))
+    cost = stage_bytes(index, LayerRange(start, end), CONTEXT, LANES)
+    in_file = sum(tensor.size_bytes for tensor in index_of(stage_of(model, start, end)).tensors)
+    assert cost.weights_bytes + cost.embedding_bytes + cost.output_bytes == in_file
+
+
+def test_a_tied_embedding_is_counted_at_both_ends_and_once_when_whole() -> None:
+    index = index_of(MODELS["llama"])
+    embedding = 363 * 64 * 4
+    first = stage_bytes(index, LayerRange(0, 2), CONTEXT, LANES)
+    last = stage_bytes(index, LayerRange(2, 4), CONTEXT, LANES)
+    whole = stage_bytes(index, LayerRange(0, 4), CONTEXT, LANES)
+    assert (first.embedding_bytes, first.output_bytes) == (embedding, 0)
+    assert (last.embedding_bytes, last.output_bytes) == (0, embedding)
+    assert (whole.embedding_bytes, whole.output_bytes) == (embedding, 0)
+
+
+def test_kv_bytes_are_two_bytes_per_element_of_keys_and_values() -> None:
+    index = index_of(MODELS["llama"])
+    assert kv_bytes_per_token(index) == (2 * 2 * (16 + 16),) * 4
+    cost = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES)
+    assert cost.kv_bytes == 2 * 128 * CONTEXT * LANES
+
+
+def test_more_context_lanes_and_layers_never_cost_less() -> None:
+    index = index_of(MODELS["gemma3"])
+    base = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES)
+    assert stage_bytes(index, LayerRange(1, 4), CONTEXT, LANES).total_bytes > base.total_bytes
+    assert stage_bytes(index, LayerRange(1, 3), CONTEXT + 1, LANES).total_bytes > base.total_bytes
+    assert stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES + 1).total_bytes > base.total_bytes
+
+
+def test_only_the_ends_reserve_logits() -> None:
+    index = index_of(MODELS["llama"])
+    middle = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES).compute_bytes
+    logits = 256 * 363 * 4
+    assert stage_bytes(index, LayerRange(0, 1), CONTEXT, LANES).compute_bytes - middle == 2 * logits
+    assert stage_bytes(index, LayerRange(3, 4), CONTEXT, LANES).compute_bytes - middle == logits + 4 * 363 * 4
+
+
+def test_the_total_is_the_sum_of_the_parts() -> None:
+    cost = stage_bytes(index_of(MODELS["untied"]), LayerRange(2, 4), CONTEXT, LANES)
+    parts = (cost.weights_bytes, cost.embedding_bytes, cost.output_bytes, cost.kv_bytes, cost.compute_bytes)
+    assert cost.total_bytes == sum(parts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_planning_sums_are_never_less_than_the_cost(name: str) -> None:
+    index = index_of(MODELS[name])
+    count = index.layer_count
+    sums = planning_bytes(index, CONTEXT, LANES)
+    for start in range(count):
+        for end in range(start + 1, count + 1):
+            charged = sum(sums.layer_bytes[start:end]) + sums.stage_bytes
+            charged += sums.first_bytes * (start == 0) + sums.last_bytes * (end == count)
+            exact = stage_bytes(index, LayerRange(start, end), CONTEXT, LANES).total_bytes
+            is_whole = start == 0 and end == count
+            assert charged - exact >= 0
+            assert charged - exact == sums.whole_saving_bytes if is_whole else charged - exact <= 64 * 32 * 4
+
+
+def test_all_tensors_are_charged_to_some_part() -> None:
+    index = index_of(MODELS["untied"])
+    model = measure_model(index)
+    charged = sum(model.layer_bytes) + model.embedding_bytes + model.output_bytes + model.shared_bytes
+    assert charged == sum(tensor.size_bytes for tensor in index.tensors)
+    assert not model.is_tied
