@@ -88,9 +88,16 @@ class _Sender:
             headers = [*message.get("headers", []), (b"x-request-id", self._request_id.hex().encode())]
             message = {**message, "headers": headers}
         with trio.move_on_after(SEND_DEADLINE_S) as scope:
+            # The server reports the end of an exchange as a disconnect from within the last send, and who watches for
+            # that would cancel this very send: the connection would then neither be reused nor closed.
+            scope.shield = _is_last(message)
             await self._send(message)
         if scope.cancelled_caught:
             raise ClientGone
+
+
+def _is_last(message: Message) -> bool:
+    return bool(message["type"] == "http.response.body" and not message.get("more_body", False))
 
 
 def internal_error(raised: Exception) -> P2PMeshError:

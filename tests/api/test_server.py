@@ -20,7 +20,7 @@ from p2pmesh.wire.generation import GenerationDelta
 from tests.fakes.backend import FINGERPRINT, MODEL, RUN_ID, FakeBackend, say, started
 
 T = TypeVar("T")
-DRAIN_S = 5.0
+DRAIN_S = 60.0
 
 
 class Served:
@@ -204,6 +204,26 @@ async def test_a_running_request_may_end_while_the_server_drains() -> None:
             may_end.set()
             assert b"[DONE]" in await read_to_end(client)
             await served.stopped.wait()
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_connection_is_closed_once_its_last_request_has_ended(is_streamed: bool) -> None:
+    """The drain has no deadline here: the test ends only if the connection closes by itself."""
+    reached, may_end = trio.Event(), trio.Event()
+
+    async def pause() -> None:
+        reached.set()
+        await may_end.wait()
+
+    first, *rest = say("Hello")
+    backend = FakeBackend(script=(first, pause, *rest))
+    async with serving(openai_app(backend), drain_s=math.inf) as served, await served.connect() as client:
+        await client.send_all(raw_request(is_streamed))
+        await reached.wait()
+        served.shutdown.set()
+        may_end.set()
+        assert b"Hello" in await read_to_end(client)
+        await served.stopped.wait()
 
 
 async def test_a_drain_ends_at_its_deadline() -> None:
