@@ -19,6 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -136,7 +137,7 @@ class DiskModelStore:
         if known is not None:
             return known
         for named in (await self._run(self._names)).values():
-            if not await self._run(lambda named=named: self._may_be(named, digest, size_bytes)):  # type: ignore[misc]
+            if not await self._run(partial(_may_be, named, digest, size_bytes)):
                 continue
             with contextlib.suppress(ConfigError):
                 model = await self._load(named)
@@ -196,7 +197,7 @@ class DiskModelStore:
                 raise gone
             while offset < artifact.size_bytes:
                 count = min(files.PIECE_BYTES, artifact.size_bytes - offset)
-                piece = await self._run(lambda at=offset, count=count: source.read_at(at, count))  # type: ignore[misc]
+                piece = await self._run(partial(source.read_at, offset, count))
                 if not piece:
                     raise gone
                 await sink(piece)
@@ -292,15 +293,6 @@ class DiskModelStore:
                 )
             digest = pending.digest
             self._ledger.remember_digest(path, pending.commit(path), digest)
-
-    def _may_be(self, named: _Named, digest: Digest, size_bytes: int) -> bool:
-        """Whether it is worth opening ``named`` in search of ``digest``."""
-        if named.package is None:
-            stamp = files.stamp_of(named.path)
-            return stamp is not None and stamp.size_bytes == size_bytes
-        if named.package.digest not in (None, digest):
-            return False
-        return sum(part.stat().st_size for part in named.package.parts) == size_bytes
 
     def _unchanged_model(self, digest: Digest) -> ModelFile | None:
         """A model resolved before, if its file is still the same."""
@@ -460,6 +452,16 @@ def _packaged(package: PackagedModel, joined: Path) -> _Named:
     if len(package.parts) == 1:
         return _Named(package.name, package.parts[0])
     return _Named(package.name, joined, package)
+
+
+def _may_be(named: _Named, digest: Digest, size_bytes: int) -> bool:
+    """Whether it is worth opening ``named`` in search of ``digest``."""
+    if named.package is None:
+        stamp = files.stamp_of(named.path)
+        return stamp is not None and stamp.size_bytes == size_bytes
+    if named.package.digest not in (None, digest):
+        return False
+    return sum(part.stat().st_size for part in named.package.parts) == size_bytes
 
 
 def _changed(model: ModelFile) -> ConfigError:

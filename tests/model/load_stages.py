@@ -28,13 +28,13 @@ def load(path: str) -> int:
     return layers
 
 
-@llama_cpp.llama_log_callback
 def _silent(_level: int, _text: bytes, _data: object) -> None:
     """llama.cpp's log is not ours to print."""
 
 
 if __name__ == "__main__":
-    llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+    silent = llama_cpp.llama_log_callback(_silent)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     for name in sys.argv[1:]:
         print(load(name), flush=True)
