@@ -1,0 +1,152 @@
+"""``protocols/registry.toml`` against the code, in both directions, and the documents against the registry."""
+
+import re
+import tomllib
+from dataclasses import MISSING, fields
+from enum import IntEnum, IntFlag
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pmesh.base import limits
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.ids import MeshId
+from p2pmesh.core.coordination import StageState
+from p2pmesh.wire import announcement, begin, control, invite, signed, stage
+from p2pmesh.wire.generation import FinishReason
+from tests.wire import vectors
+
+PROTOCOLS = Path(__file__).parents[2] / "protocols"
+REGISTRY = tomllib.loads((PROTOCOLS / "registry.toml").read_text())
+CONTROL_TEXT = (PROTOCOLS / "mesh-llm-1.md").read_text()
+STAGE_TEXT = (PROTOCOLS / "skippy-stage-2.md").read_text()
+RECORDS = {
+    "envelope": signed.Envelope,
+    "invite": invite.Invite,
+    "announcement": announcement.Announcement,
+    "served_model": announcement.ServedModel,
+    "stage_entry": control.StageEntry,
+    "message_entry": control.MessageEntry,
+    "sampling_entry": control.SamplingEntry,
+}
+# Limits that concern no byte between peers; everything else in base.limits is in the registry.
+LOCAL = re.compile(r"MAX_HTTP_|MAX_GGUF_|DEFAULT_|MAX_ENGINE_|ENGINE_|PROTOCOL_GENERATION$")
+
+
+def fields_of(cls: type) -> list[str]:
+    return [f.name + ("" if f.default is MISSING else "?") for f in fields(cls)]
+
+
+@pytest.mark.parametrize(
+    ("table", "enum"),
+    [("frame_kinds", stage.FrameKind), ("wire_dtypes", stage.WireDtype), ("frame_flags", stage.FrameFlag)],
+)
+def test_numbers_are_those_of_the_code(table: str, enum: type[IntEnum] | type[IntFlag]) -> None:
+    assert REGISTRY[table] == {member.name: int(member) for member in enum}
+
+
+def test_messages_and_records_are_those_of_the_code() -> None:
+    assert REGISTRY["messages"] == {kind: fields_of(cls) for kind, cls in control.KINDS.items()}
+    assert REGISTRY["records"] == {name: fields_of(cls) for name, cls in RECORDS.items()}
+
+
+def test_error_codes_are_those_of_the_code() -> None:
+    assert sorted(REGISTRY["errors"]["codes"]) == sorted(ErrorCode)
+
+
+def test_limits_are_those_of_the_code_and_none_of_a_wire_is_left_out() -> None:
+    known: dict[str, Any] = {}
+    for module in (signed, stage, limits):
+        known |= {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
+    assert {name: known.get(name) for name in REGISTRY["limits"]} == REGISTRY["limits"]
+    ours = {name for name in vars(limits) if name.isupper() and "_" in name and not name.endswith("_PROTOCOL")}
+    wire = {name for name in ours if not LOCAL.match(name)}
+    assert wire - set(REGISTRY["limits"]) == set()
+
+
+def test_protocols_domains_and_times_are_those_of_the_code() -> None:
+    mesh = MeshId("0" * 32)
+    assert REGISTRY["protocols"] == {
+        "control": limits.CONTROL_PROTOCOL,
+        "stage": limits.STAGE_PROTOCOL,
+        "announce_topic": announcement.topic_of(mesh).replace(mesh, "<mesh id>"),
+        "generation": limits.PROTOCOL_GENERATION,
+        "frame_version": stage.VERSION,
+    }
+    assert REGISTRY["domains"]["invite"] == invite.DOMAIN.decode()
+    assert REGISTRY["domains"]["announcement"] == announcement.DOMAIN.decode()
+    assert REGISTRY["invite"] == {
+        "prefix": invite.PREFIX,
+        "life_ms": invite.LIFE_MS,
+        "clock_skew_ms": invite.CLOCK_SKEW_MS,
+    }
+    assert REGISTRY["announcement"] == {"life_ms": announcement.LIFE_MS, "repeat_ms": announcement.REPEAT_MS}
+
+
+def test_states_and_reasons_are_those_of_the_code() -> None:
+    assert REGISTRY["stage_states"]["states"] == list(StageState)
+    assert REGISTRY["finish_reasons"]["reasons"] == list(FinishReason)
+
+
+def test_the_control_document_names_every_kind_field_and_state() -> None:
+    for kind, cls in control.KINDS.items():
+        assert f"`{kind}`" in CONTROL_TEXT
+        missing = [f.name for f in fields(cls) if f"`{f.name}`" not in CONTROL_TEXT]
+        assert missing == [], kind
+    assert [state for state in StageState if f"`{state}`" not in CONTROL_TEXT] == []
+
+
+def test_the_announcement_and_invite_documents_name_every_field() -> None:
+    for document, classes in (
+        ("announcement.md", (announcement.Announcement, announcement.ServedModel)),
+        ("invite.md", (invite.Invite,)),
+    ):
+        text = (PROTOCOLS / document).read_text()
+        assert [f.name for cls in classes for f in fields(cls) if f"`{f.name}`" not in text] == []
+
+
+def test_the_stage_document_has_every_kind_at_its_number_and_every_field_of_begin() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", STAGE_TEXT, re.MULTILINE))
+    assert rows == {str(int(kind)): kind.name for kind in stage.FrameKind}
+    sample = next(case for case in vectors.load("stage_frames")["valid"] if "begin" in case)
+    names = [*sample["begin"]["parameters"], "prompt_tokens"]
+    assert begin.Begin.__dataclass_fields__.keys() == {"parameters", "prompt_tokens"}
+    assert [name for name in names if f"`{name}`" not in STAGE_TEXT] == []
+
+
+def test_the_header_table_is_that_of_the_code() -> None:
+    table = re.findall(r"^\| (\d+) \| (\d+) \| ([a-z ]+) \|", STAGE_TEXT, re.MULTILINE)
+    offset = 0
+    for start, size, _ in table:
+        assert int(start) == offset
+        offset += int(size)
+    assert offset == stage.LENGTH_BYTES + stage.HEADER_BYTES
+    assert f"{stage.HEADER_BYTES} to {stage.MAX_FRAME_BYTES}" in STAGE_TEXT
+    frame = stage.StageFrame(
+        stage.FrameKind.PREFILL, b"q" * 16, b"u" * 16, 3, 5, (7, 8), 1, stage.WireDtype.F16,
+        stage.FrameFlag.SAMPLE, b"body",
+    )  # fmt: skip
+    data = stage.encode_frame(frame)
+    where = {name: data[int(start) : int(start) + int(size)] for start, size, name in table}
+    read = {name: part if len(part) == 16 else int.from_bytes(part, "little") for name, part in where.items()}
+    assert read == {
+        "length": len(data) - 4, "version": 2, "kind": 4, "dtype": 2, "flags": 1, "request id": b"q" * 16,
+        "run id": b"u" * 16, "sequence": 3, "position": 5, "count": 2, "hidden size": 1, "reserved": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(PROTOCOLS.glob("*.md")), ids=lambda path: path.name)
+def test_codes_named_in_a_document_exist(path: Path) -> None:
+    text = path.read_text()
+    looks_like_code = (
+        r"`((?:frame|message|invite|signature|request|artifact)_[a-z_]+|[a-z]+_(?:unknown|invalid|exceeded))`"
+    )
+    known = {*ErrorCode, *REGISTRY["messages"], *(f.name for cls in control.KINDS.values() for f in fields(cls))}
+    assert set(re.findall(looks_like_code, text)) - known == set()
+
+
+@pytest.mark.parametrize("path", sorted(PROTOCOLS.glob("*.md")), ids=lambda path: path.name)
+def test_links_of_a_document_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert (PROTOCOLS / target).exists(), target
