@@ -48,7 +48,8 @@ class WireDtype(StrEnum):
 class UpOptions:
     """What ``p2pmesh up`` was asked to do.
 
-    ``split`` is the exact number of stages, None for as few as fit. ``max_memory_bytes`` None means what the machine
+    ``split`` is the exact number of stages, None for as few as fit; ``cuts`` are the layers where stages after the
+    first begin, empty for the planner's choice. ``max_memory_bytes`` None means what the machine
     has, 0 a node that holds no stage. ``models`` are references as typed, resolved by the model store.
     """
 
@@ -66,6 +67,7 @@ class UpOptions:
     log_format: LogFormat = LogFormat.PRETTY
     wire_dtype: WireDtype = WireDtype.F32
     lanes: int = DEFAULT_LANES
+    cuts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -76,6 +78,8 @@ class UpOptions:
         _check_range("the number of --listen", len(self.listen), 0, MAX_ADDRESSES)
         if self.split is not None:
             _check_range("--split", self.split, 1, MAX_STAGES)
+        if self.cuts and self.split not in (None, len(self.cuts) + 1):
+            raise _invalid(f"--cuts gives {len(self.cuts) + 1} stages, --split {self.split}; leave --split away")
         if self.port == self.console_port != 0:
             raise _invalid(f"--port and --console-port are both {self.port}; choose two different ones")
         _check_memory(self)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import trio
 
 from p2pmesh import __version__
@@ -132,11 +132,8 @@ class _Command:
         clock = TrioClock()
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy())
         cache = self._options.home / "cache"
-        parts = NodeParts(
-            neighbours,
-            DiskModelStore(self._options.home / "models", cache),
-            LlamaEngineLauncher(LauncherOptions(str(cache / "engine"))),
-        )
+        store = DiskModelStore(self._options.home / "models", cache)
+        parts = NodeParts(neighbours, store, LlamaEngineLauncher(LauncherOptions(str(cache / "engine"))))
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
@@ -166,10 +163,11 @@ class _Command:
 
     async def _serve_model(self, node: Node, reference: str) -> None:
         options = ServingOptions(
-            self._options.split,
+            self._options.split or (len(self._options.cuts) + 1 if self._options.cuts else None),
             self._options.context_tokens,
             self._options.lanes,
             WireDtype[self._options.wire_dtype.name],
+            self._options.cuts,
         )
         model = await node.store.resolve(reference)
         await node.serve_model(model, options)

@@ -56,6 +56,7 @@ def _add_up(commands: _Commands) -> None:
     add("--model", metavar="REF", action="append", default=[], help="GGUF file or installed model; repeatable")
     add("--demo", action="store_true", help="serve the small model that pip installed")
     add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")
+    add("--cuts", metavar="L1,L2,…", type=_cuts, default=(), help="first layers of the stages after the first")
     add("--join", metavar="INVITE", help="join the overlay of this invite")
     add("--name", help="how this node is called in the status of others")
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
@@ -104,6 +105,13 @@ def _add_bench(commands: _Commands) -> None:
     decode.add_argument("--json", action="store_true", help="as JSON")
 
 
+def _cuts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of layers; write for example 10,20") from None
+
+
 def _split(text: str) -> int | None:
     if text == "auto":
         return None
@@ -143,6 +151,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         log_format=LogFormat(args.log_format),
         wire_dtype=WireDtype(args.wire_dtype),
         lanes=args.lanes,
+        cuts=args.cuts,
     )
 
 

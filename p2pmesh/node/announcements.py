@@ -10,7 +10,7 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
-from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE
+from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE, MAX_CONTROL_MESSAGE_BYTES
 from p2pmesh.core import membership
 from p2pmesh.node.changes import Changes
 from p2pmesh.ports.clock import Clock, Entropy
@@ -29,6 +29,8 @@ from p2pmesh.wire.invite import CLOCK_SKEW_MS
 
 _REPEATS_AFTER_CHANGE_S = (0.3, 1.0, 2.0, 4.0, 8.0)
 """A gossip mesh that has just formed loses messages; soon after a change an announcement is said again."""
+MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
+"""Announcements in one message leave room for what stands beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,15 @@ class AnnouncementBoard:
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
         """Signed announcements to hand to a peer that has just come, by peer id, as many as a message may hold."""
-        sealed = (data for peer, data in sorted(self._sealed.items()) if peer != besides)
-        return tuple(data for data, _ in zip(sealed, range(MAX_ANNOUNCEMENTS_PER_MESSAGE), strict=False))
+        chosen: list[bytes] = []
+        size_bytes = 0
+        for peer in sorted(self._sealed):
+            size_bytes += len(self._sealed[peer])
+            if len(chosen) >= MAX_ANNOUNCEMENTS_PER_MESSAGE or size_bytes > MAX_HANDED_BYTES:
+                break
+            if peer != besides:
+                chosen.append(self._sealed[peer])
+        return tuple(chosen)
 
     def decode(self, data: bytes) -> Announcement:
         """A checked announcement of our mesh; raises ``RemoteProtocolError``."""
@@ -103,8 +112,7 @@ class AnnouncementBoard:
         except RemoteProtocolError:
             return
         peer = PeerId(announcement.peer_id)
-        lives_ms = min(LIFE_MS, announcement.expires_unix_ms + CLOCK_SKEW_MS - self._ports.clock.unix_ms())
-        self._handle(membership.AnnouncementReceived(announcement, lives_ms * 1000))
+        self._handle(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
             self._sealed[peer] = data
 
@@ -123,11 +131,14 @@ class AnnouncementBoard:
             task_status.started()
 
     def _is_valid(self, data: bytes) -> bool:
+        """Whether gossip is worth keeping and passing on: signed, of our mesh, not expired."""
         try:
-            self.decode(data)
+            return self._lives_ms(self.decode(data)) > 0
         except RemoteProtocolError:
             return False
-        return True
+
+    def _lives_ms(self, announcement: Announcement) -> int:
+        return min(LIFE_MS, announcement.expires_unix_ms + CLOCK_SKEW_MS - self._ports.clock.unix_ms())
 
     def _handle(self, event: membership.Event) -> None:
         for effect in self._machine.handle(event, self._ports.clock.now()):

@@ -6,12 +6,13 @@ this node are held as those of any other peer, only without a stream in between.
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
-from p2pmesh.base.ids import LayerRange, PeerId
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.placement import (
@@ -23,7 +24,7 @@ from p2pmesh.core.placement import (
     PlannedStage,
     plan_placement,
 )
-from p2pmesh.model.cost import measure_model, stage_cost
+from p2pmesh.model.cost import planning_bytes
 from p2pmesh.model.families import check_range, is_range_permitted, permitted_cuts
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
@@ -49,12 +50,13 @@ PEERS_SETTLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How a model is to be served. ``stage_count`` None is automatic."""
+    """How a model is to be served. ``stage_count`` None is automatic; ``cuts`` not empty are the only ones to use."""
 
     stage_count: int | None
     context_tokens: int
     lanes: int
     wire_dtype: WireDtype
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class Run:
         self._nursery: trio.Nursery | None = None
         self._ending: RunEnding | None = None
         self._had_served = False
+        self._cut_digests: list[Digest] = []
 
     @property
     def phase(self) -> coordination.RunPhase:
@@ -176,6 +179,8 @@ class Run:
             self._runner.post(coordination.RunStarted())
             await self._runner.run(lambda: self._ending is not None)
             nursery.cancel_scope.cancel()
+        for digest in self._cut_digests:
+            self._parts.store.release(digest)
         assert self._ending is not None
         return self._ending
 
@@ -233,6 +238,7 @@ class Run:
         """The order to load a stage; its file is cut here first, so that a peer without the model can fetch it."""
         planned = self.placement.stages[index]
         artifact = await self._parts.store.cut(self._model, planned.layers)
+        self._cut_digests.append(artifact.digest)
         return LoadStage(
             run_id=self.run_id,
             model=self._model.name,
@@ -309,33 +315,27 @@ def _refused(model: ModelFile, refusal: PlacementRefusal) -> P2PMeshError:
 
 
 def _placement_cost(model: ModelFile, options: ServingOptions) -> ModelCost:
-    """The planner's view of a model at this context and these lanes."""
-    measured = measure_model(model.index)
-    count = measured.layer_count
-    whole = stage_cost(measured, LayerRange(0, count), options.context_tokens, options.lanes)
-    cells = options.context_tokens * options.lanes
-    layer_bytes = tuple(
-        weights + kv * cells for weights, kv in zip(measured.layer_bytes, measured.kv_bytes_per_token, strict=True)
-    )
-    # Every stage is charged the compute buffers of the last one, the largest; a tied embedding is charged once more
-    # than a whole model needs, which `whole_saves_bytes` gives back.
-    first, last = measured.embedding_bytes, measured.output_bytes
-    stage = measured.shared_bytes + whole.compute_bytes
-    saved = max(0, sum(layer_bytes) + first + last + stage - whole.total_bytes)
-    cost = ModelCost(
-        layer_bytes=layer_bytes,
-        first_bytes=first,
-        last_bytes=last,
-        stage_bytes=stage,
-        cuts=permitted_cuts(model.index),
+    """The planner's view of a model at this context and these lanes; explicit cuts leave it no others."""
+    needed = planning_bytes(model.index, options.context_tokens, options.lanes)
+    return ModelCost(
+        layer_bytes=needed.layer_bytes,
+        first_bytes=needed.first_bytes,
+        last_bytes=needed.last_bytes,
+        stage_bytes=needed.stage_bytes,
+        cuts=options.cuts or permitted_cuts(model.index),
         is_permitted=lambda layers: is_range_permitted(model.index, layers),
+        whole_saves_bytes=needed.whole_saving_bytes,
     )
-    return replace(cost, whole_saves_bytes=saved)
 
 
-def check_split(model: ModelFile, stage_count: int | None) -> None:
+def check_split(model: ModelFile, options: ServingOptions) -> None:
     """Raises early, with the family's reason, if a wanted split can never be."""
-    if stage_count is None or stage_count == 1 or permitted_cuts(model.index):
-        return
-    check_range(model.index, LayerRange(0, 1))
-    raise ConfigError(ErrorCode.CUT_UNSUPPORTED, f"{model.name} must stay whole; leave --split at auto")
+    permitted = permitted_cuts(model.index)
+    for start, end in pairwise((0, *options.cuts, model.index.layer_count)):
+        if start >= end:
+            text = f"--cuts {','.join(map(str, options.cuts))} does not rise within 1 to {model.index.layer_count - 1}"
+            raise ConfigError(ErrorCode.CUT_UNSUPPORTED, text)
+        check_range(model.index, LayerRange(start, end))
+    if options.stage_count not in (None, 1) and not permitted:
+        check_range(model.index, LayerRange(0, 1))
+        raise ConfigError(ErrorCode.CUT_UNSUPPORTED, f"{model.name} must stay whole; leave --split at auto")

@@ -70,7 +70,7 @@ class Node:
 
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
         """Coordinates one model until cancelled; raises when it can never be placed."""
-        check_split(model, options.stage_count)
+        check_split(model, options)
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy,

@@ -67,7 +67,10 @@ class Stages:
             await report_status(_status(load, StageState.ASSIGNED))
             artifact = await self._obtain(load, source, report_status)
             await report_status(_status(load, StageState.LOADING))
-            await self._run(load, artifact, report_status)
+            try:
+                await self._run(load, artifact, report_status)
+            finally:
+                self._parts.store.release(artifact.digest)
 
     async def _run(self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus) -> None:
         async with self._parts.launcher.launch(_spec_of(load, artifact)) as engine:

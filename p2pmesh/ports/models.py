@@ -54,6 +54,9 @@ class ModelStore(Protocol):
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
         """A cut or received stage by its digest, its bytes checked once per change of the file."""
 
+    def release(self, digest: Digest) -> None:
+        """No engine here uses the stage any more; the quota may take it."""
+
     def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
         """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays."""
 
