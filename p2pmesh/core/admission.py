@@ -99,6 +99,16 @@ class AdmissionMachine:
         """Admitted peers in the order of their admission."""
         return tuple(self._admitted)
 
+    @property
+    def has_admitted(self) -> bool:
+        """Whether any peer is admitted."""
+        return bool(self._admitted)
+
+    @property
+    def waiting_count(self) -> int:
+        """Peers in quarantine."""
+        return len(self._waiting)
+
     def deadline(self) -> Micros | None:
         """The earliest end of a quarantine."""
         return min(self._waiting.values(), default=None)

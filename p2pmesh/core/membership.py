@@ -78,6 +78,11 @@ class MembershipMachine:
         """All, by peer id."""
         return tuple(self._known[peer][0] for peer in sorted(self._known))
 
+    @property
+    def known_count(self) -> int:
+        """Peers with an announcement that counts."""
+        return len(self._known)
+
     def deadline(self) -> Micros | None:
         """Not after the earliest expiry; it may be before it, where a fresher announcement moved that on.
 

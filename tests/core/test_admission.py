@@ -139,6 +139,8 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         assert self.machine.admitted() == tuple(self.admitted)
         assert [peer for peer in (A, B, C, D, E, F) if self.machine.is_admitted(peer)] == sorted(self.admitted)
         assert len(self.admitted) <= POLICY.max_admitted
+        assert self.machine.waiting_count <= POLICY.max_unadmitted
+        assert (self.machine.waiting_count == 0) == (self.machine.deadline() is None)
 
     @invariant()
     def no_quarantine_outlives_its_deadline(self) -> None:

@@ -173,7 +173,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_bounded_and_is_what_the_effects_tell(self) -> None:
-        assert len(self.known) <= CAPACITY
+        assert self.machine.known_count == len(self.known) <= CAPACITY
         assert [known.peer_id for known in self.machine.announcements()] == sorted(self.known)
         assert ME not in self.known
 
