@@ -7,8 +7,9 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
-from p2pmesh.node.channels import MessageStream, error_of, refusal_of
+from p2pmesh.node.channels import MessageStream, error_of
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.wire.control import (
     Cancel,
@@ -65,19 +66,13 @@ class DriverExchanges:
         driver = self._drivers.find_published(request.model)
         if driver is None:
             raise Refused(ErrorCode.MODEL_NOT_READY, f"{request.model} is not driven here any more; try again")
-        failure: P2PMeshError | None = None
-        with trio.CancelScope() as scope:
+        with unwrapped():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_at_end, stream, scope)
-                try:
-                    async with driver.generate(request) as events:
-                        async for event in events:
-                            await stream.send(_message_of(event))
-                except P2PMeshError as error:
-                    failure = error
+                nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+                async with driver.generate(request) as events:
+                    async for event in events:
+                        await stream.send(_message_of(event))
                 nursery.cancel_scope.cancel()
-        if failure is not None:
-            await stream.send(refusal_of(failure.code, failure.message))
         await stream.finish()
 
 

@@ -85,6 +85,15 @@ class Overlay:
         """Whether the peer's hello was accepted and its connection stands."""
         return self._admission.is_admitted(peer)
 
+    async def wait_admitted(self, peer: PeerId) -> bool:
+        """``is_admitted``, after our own hello to the peer if one is on its way: its answer may be behind a stream."""
+        lock = self._hello_locks.get(peer)
+        if lock is not None and not self.is_admitted(peer):
+            with trio.move_on_after(HELLO_TIMEOUT_S):
+                async with lock:
+                    pass
+        return self.is_admitted(peer)
+
     def admitted_announcements(self) -> tuple[Announcement, ...]:
         """Those of the peers that are connected and admitted now."""
         return tuple(a for a in self.board.others() if self.is_admitted(PeerId(a.peer_id)))
@@ -171,7 +180,7 @@ class Overlay:
                 if not self.is_admitted(peer):
                     await self._dial_and_say_hello(peer, addresses)
         finally:
-            if not lock.locked():
+            if not lock.locked():  # a waiting task holds it by now
                 self._hello_locks.pop(peer, None)
 
     # --- hello -----------------------------------------------------------------
@@ -252,7 +261,7 @@ class Overlay:
             if isinstance(message, Hello):
                 await self._answer_hello(stream, message)
                 return
-            if not self.is_admitted(peer):
+            if not await self.wait_admitted(peer):
                 raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, "say hello first")
             exchange = self._exchanges.get(type(message))
             if exchange is None:

@@ -42,7 +42,7 @@ class RunTable:
     async def _serve(self, raw: ByteStream) -> None:
         stream = FrameStream(raw)
         try:
-            if not self._overlay.is_admitted(raw.remote_peer):
+            if not await self._overlay.wait_admitted(raw.remote_peer):
                 raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, "a stage stream of a peer that is not admitted")
             with trio.fail_after(FIRST_FRAME_TIMEOUT_S):
                 first = await stream.receive()

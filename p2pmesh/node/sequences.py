@@ -1,6 +1,7 @@
 """One sequence at its driver: runs ``GenerationMachine``, turns its effects into frames and generation events."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -107,12 +108,14 @@ class Sequence:
         raise Refused(ErrorCode.INTERNAL, "the generation ended without an end")
 
     async def _cancel(self) -> None:
-        try:
-            for effect in self._machine.handle(generation.CancelRequested(), self._clock.now()):
-                if isinstance(effect, generation.SendCancel):
-                    await self._perform(effect)
-        except P2PMeshError:
-            return  # the stages are gone, and the sequence with them
+        for effect in self._machine.handle(generation.CancelRequested(), self._clock.now()):
+            if isinstance(effect, generation.SendCancel):
+                await self._perform(effect)
+
+    async def _submit_last(self, kind: FrameKind) -> None:
+        """Stages that are gone have let the sequence go already; what ended it is told, not this."""
+        with suppress(P2PMeshError):
+            await self._submit(self._frame(kind))
 
     async def _perform(self, effect: generation.Effect) -> None:
         match effect:
@@ -127,9 +130,9 @@ class Sequence:
                 body = encode_begin(Begin(self._start.request.sampling, len(self._start.prompt)))
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))
             case generation.SendEnd():
-                await self._submit(self._frame(FrameKind.END))
+                await self._submit_last(FrameKind.END)
             case generation.SendCancel():
-                await self._submit(self._frame(FrameKind.CANCEL))
+                await self._submit_last(FrameKind.CANCEL)
             case generation.Finish(reason, text, completion_tokens):
                 await self._output.send(GenerationFinished(reason, text, completion_tokens))
             case generation.Fail(code, text):

@@ -56,6 +56,7 @@ class StageRun:
         self._return_tried = trio.Event()
         self._open_sequences: dict[SequenceKey, int] = {}
         self._failure: P2PMeshError | None = None
+        self._was_widened = False
         self._cancel_scope = trio.CancelScope()
 
     @property
@@ -79,7 +80,7 @@ class StageRun:
                     nursery.start_soon(self._guarded, self._follow_engine)
                     if self._downstream is not None:
                         nursery.start_soon(self._guarded, self._follow_backward, self._downstream)
-                    await ready()
+                    nursery.start_soon(self._guarded, ready)
         finally:
             with trio.CancelScope(shield=True):
                 await self._close()
@@ -220,12 +221,17 @@ class StageRun:
             if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
                 assert self._downstream is not None
                 await self._downstream.send(frame)
-                if frame.flags & FrameFlag.WIDENED:
-                    self._report("wire_dtype_widened", {"run_id": self.load.run_id.hex(), "position": frame.position})
+                self._note_widened(frame)
                 continue
             if frame.kind is FrameKind.ERROR:
                 await self._stop_elsewhere(frame)
             await self._send_backward(frame)
+
+    def _note_widened(self, frame: StageFrame) -> None:
+        """Told once a run: a model whose values do not fit f16 does so at every step."""
+        if frame.flags & FrameFlag.WIDENED and not self._was_widened:
+            self._was_widened = True
+            self._report("wire_dtype_widened", {"model": self.load.model, "run_id": self.load.run_id.hex()})
 
     async def _stop_elsewhere(self, frame: StageFrame) -> None:
         """A sequence that failed here is dropped by the stages after this one too."""

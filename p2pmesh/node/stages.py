@@ -17,6 +17,7 @@ from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run_table import MAX_RUNS, RunTable
@@ -61,6 +62,10 @@ class Stages:
     async def hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         """Loads a stage and keeps it until cancelled; raises why it could not be, or why it ended."""
         _check_load(load, self._overlay.own_peer)
+        with unwrapped():
+            await self._hold(load, source, report_status)
+
+    async def _hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         if len(self._parts.table.runs()) >= MAX_RUNS:
             raise Refused(ErrorCode.OVERLOADED, f"this peer holds {MAX_RUNS} stages already")
         async with self._reserve(max(load.needed_bytes, load.artifact_bytes)):
@@ -133,10 +138,11 @@ class Stages:
 
     async def _serve_load(self, stream: MessageStream, load: LoadStage) -> None:
         """Another coordinator's stage; its stream is the stage's life."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
-            await self.hold(load, stream.remote_peer, stream.send)
-            nursery.cancel_scope.cancel()
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+                await self.hold(load, stream.remote_peer, stream.send)
+                nursery.cancel_scope.cancel()
 
 
 async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None:
