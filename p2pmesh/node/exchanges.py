@@ -88,7 +88,12 @@ async def generate_remotely(
     overlay: Overlay, driver: PeerId, request: GenerationRequest
 ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
     """Events of a request that another peer drives; leaving the scope early cancels it there."""
-    stream = await overlay.open_exchange(driver, _generate_of(request))
+    try:
+        stream = await overlay.open_exchange(driver, _generate_of(request))
+    except RemoteProtocolError as error:
+        if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+            raise
+        raise Refused(ErrorCode.REQUEST_TOO_LARGE, "the prompt is larger than peers take; shorten it") from None
     try:
         async with aclosing(_events_of(stream)) as events:
             yield events

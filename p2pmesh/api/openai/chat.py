@@ -3,7 +3,7 @@
 How answers are sent stays in ``endpoint``; parameters shared with the older endpoint in ``parameters``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
@@ -19,7 +19,7 @@ from p2pmesh.api.openai.parameters import (
     read_stop,
     read_stream,
 )
-from p2pmesh.api.openai.shape import AnswerHead, Usage
+from p2pmesh.api.openai.shape import NO_FIELDS, AnswerHead, Piece, Usage
 from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES
 from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationRequest, Prompt
 
@@ -43,7 +43,7 @@ def parse_chat(body: dict[str, Any], request_id: bytes, random_seed: Callable[[]
         stop=read_stop(fields),
         max_tokens=_read_limit(fields),
     )
-    return Call(request, is_streamed, wants_usage_chunk)
+    return Call(request, is_streamed, wants_usage_chunk, fields.boolean("return_token_ids"))
 
 
 def _read_limit(fields: Fields) -> int | None:
@@ -113,19 +113,20 @@ class ChatShape:
         """See ``parse_chat``."""
         return parse_chat(body, request_id, random_seed)
 
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    def whole(self, head: AnswerHead, piece: Piece, reason: FinishReason, usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason.value}
-        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage.fields()}
+        choice |= piece.token_fields()
+        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage.fields(), **head.prompt_fields()}
 
     def opening(self, head: AnswerHead) -> dict[str, Any] | None:
         """The first chunk, which names the role."""
-        return self._chunk(head, {"role": "assistant", "content": "", "refusal": None}, None)
+        return self._chunk(head, {"role": "assistant", "content": "", "refusal": None}, None) | head.prompt_fields()
 
-    def delta(self, head: AnswerHead, text: str) -> dict[str, Any]:
+    def delta(self, head: AnswerHead, piece: Piece) -> dict[str, Any]:
         """A chunk of content."""
-        return self._chunk(head, {"content": text}, None)
+        return self._chunk(head, {"content": piece.text}, None, piece.token_fields())
 
     def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
         """The chunk that carries the finish reason and no content."""
@@ -135,6 +136,13 @@ class ChatShape:
         """The chunk that ``stream_options.include_usage`` asks for."""
         return {**head.fields("chat.completion.chunk"), "choices": [], "usage": usage.fields()}
 
-    def _chunk(self, head: AnswerHead, delta: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+    def _chunk(
+        self,
+        head: AnswerHead,
+        delta: dict[str, Any],
+        reason: FinishReason | None,
+        token_fields: Mapping[str, Any] = NO_FIELDS,
+    ) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason and reason.value}
+        choice |= token_fields
         return {**head.fields("chat.completion.chunk"), "choices": [choice], **head.usage_placeholder()}

@@ -1,9 +1,9 @@
 """``/v1/completions``, the older endpoint: its requests parsed, its answers shaped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
+from p2pmesh.api.errors import RequestError, invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, check_text, wrong_type
 from p2pmesh.api.openai.parameters import (
     COMPLETIONS_HARMLESS,
@@ -16,8 +16,9 @@ from p2pmesh.api.openai.parameters import (
     read_stop,
     read_stream,
 )
-from p2pmesh.api.openai.shape import AnswerHead, Usage
-from p2pmesh.base.limits import MAX_TEXT_BYTES
+from p2pmesh.api.openai.shape import NO_FIELDS, AnswerHead, Piece, Usage
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.limits import MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
 from p2pmesh.wire.generation import FinishReason, GenerationRequest, Prompt
 
 DEFAULT_MAX_TOKENS = 16
@@ -41,7 +42,7 @@ def parse_completions(body: dict[str, Any], request_id: bytes, random_seed: Call
         stop=read_stop(fields),
         max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
     )
-    return Call(request, is_streamed, wants_usage_chunk)
+    return Call(request, is_streamed, wants_usage_chunk, fields.boolean("return_token_ids"))
 
 
 def _read_prompt(fields: Fields) -> Prompt:
@@ -58,6 +59,8 @@ def _read_prompt(fields: Fields) -> Prompt:
         raise invalid_parameter("prompt", "prompt must not be empty")
     if isinstance(value[0], str | list):
         raise unsupported_parameter("prompt", "prompt is supported only as one string or one array of token ids")
+    if len(value) > MAX_PROMPT_TOKENS:
+        raise RequestError(ErrorCode.REQUEST_TOO_LARGE, f"prompt may hold {MAX_PROMPT_TOKENS} token ids", "prompt")
     return Prompt(tokens=tuple(_token_id(item) for item in value))
 
 
@@ -79,17 +82,20 @@ class CompletionsShape:
         """See ``parse_completions``."""
         return parse_completions(body, request_id, random_seed)
 
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    def whole(self, head: AnswerHead, piece: Piece, reason: FinishReason, usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""
-        return {**head.fields("text_completion"), "choices": [_choice(text, reason)], "usage": usage.fields()}
+        choice = _choice(piece.text, reason, piece.token_fields() | head.prompt_fields())
+        return {**head.fields("text_completion"), "choices": [choice], "usage": usage.fields()}
 
     def opening(self, head: AnswerHead) -> dict[str, Any] | None:
-        """This endpoint has no role to announce."""
-        return None
+        """This endpoint has no role to announce, only the prompt's ids where they were asked for."""
+        if head.prompt_token_ids is None:
+            return None
+        return self._chunk(head, [_choice("", None, Piece("", ()).token_fields() | head.prompt_fields())])
 
-    def delta(self, head: AnswerHead, text: str) -> dict[str, Any]:
+    def delta(self, head: AnswerHead, piece: Piece) -> dict[str, Any]:
         """A chunk of text."""
-        return self._chunk(head, [_choice(text, None)])
+        return self._chunk(head, [_choice(piece.text, None, piece.token_fields())])
 
     def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
         """The chunk that carries the finish reason and no text."""
@@ -103,5 +109,5 @@ class CompletionsShape:
         return {**head.fields("text_completion"), "choices": choices, **head.usage_placeholder()}
 
 
-def _choice(text: str, reason: FinishReason | None) -> dict[str, Any]:
-    return {"text": text, "index": 0, "logprobs": None, "finish_reason": reason and reason.value}
+def _choice(text: str, reason: FinishReason | None, token_fields: Mapping[str, Any] = NO_FIELDS) -> dict[str, Any]:
+    return {"text": text, "index": 0, "logprobs": None, "finish_reason": reason and reason.value, **token_fields}

@@ -25,7 +25,7 @@ from p2pmesh.api.exchange import (
 )
 from p2pmesh.api.openai.fields import decode_object
 from p2pmesh.api.openai.parameters import Call
-from p2pmesh.api.openai.shape import AnswerHead, AnswerShape, Usage
+from p2pmesh.api.openai.shape import AnswerHead, AnswerShape, Piece, Usage
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
 from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationFinished, GenerationStarted
 
@@ -38,8 +38,8 @@ class Answer(Protocol):
     async def begin(self, started: GenerationStarted) -> None:
         """The request was admitted."""
 
-    async def add(self, text: str) -> None:
-        """More text, never empty."""
+    async def add(self, delta: GenerationDelta) -> None:
+        """More tokens; the text is empty where it lags behind."""
 
     async def finish(self, finished: GenerationFinished) -> None:
         """The generation ended well; its lane is free again."""
@@ -99,8 +99,7 @@ async def _relay(events: AsyncIterator[GenerationEvent], answer: Answer) -> Gene
         if isinstance(event, GenerationStarted):
             await answer.begin(event)
         elif isinstance(event, GenerationDelta):
-            if event.text:
-                await answer.add(event.text)
+            await answer.add(event)
         else:
             return event
     raise LocalProtocolError(ErrorCode.INTERNAL, "the generation ended without saying why")
@@ -136,7 +135,11 @@ class _AnswerFacts:
             model=self._call.request.model,
             fingerprint=self._require_started().fingerprint,
             wants_usage_chunk=self._call.wants_usage_chunk,
+            prompt_token_ids=self._require_started().prompt_tokens if self._call.wants_token_ids else None,
         )
+
+    def _piece(self, text: str, tokens: tuple[int, ...]) -> Piece:
+        return Piece(text, tokens if self._call.wants_token_ids else None)
 
     def _usage(self, finished: GenerationFinished) -> Usage:
         return Usage(len(self._require_started().prompt_tokens), finished.completion_tokens)
@@ -157,19 +160,21 @@ class WholeAnswer(_AnswerFacts):
         super().__init__(backend, shape, call)
         self._send = send
         self._pieces: list[str] = []
+        self._tokens: list[int] = []
 
     async def begin(self, started: GenerationStarted) -> None:
         """Notes the head."""
         self._started = started
 
-    async def add(self, text: str) -> None:
+    async def add(self, delta: GenerationDelta) -> None:
         """Collects; the backend bounds the number of tokens by the context."""
-        self._pieces.append(text)
+        self._pieces.append(delta.text)
+        self._tokens += delta.tokens
 
     async def finish(self, finished: GenerationFinished) -> None:
         """Sends the answer."""
-        text = "".join(self._pieces) + finished.text
-        whole = self._shape.whole(self._head(), text, finished.reason, self._usage(finished))
+        piece = self._piece("".join(self._pieces) + finished.text, tuple(self._tokens))
+        whole = self._shape.whole(self._head(), piece, finished.reason, self._usage(finished))
         await send_json(self._send, 200, whole, self._route_headers())
 
     async def fail(self, error: P2PMeshError) -> None:
@@ -193,14 +198,15 @@ class StreamedAnswer(_AnswerFacts):
         if opening is not None:
             await self._write(opening)
 
-    async def add(self, text: str) -> None:
-        """Sends a chunk of text."""
-        await self._write(self._shape.delta(self._head(), text))
+    async def add(self, delta: GenerationDelta) -> None:
+        """Sends a chunk; one without text only to a client that wants the tokens."""
+        if delta.text or self._call.wants_token_ids:
+            await self._write(self._shape.delta(self._head(), self._piece(delta.text, delta.tokens)))
 
     async def finish(self, finished: GenerationFinished) -> None:
         """Sends the text held back, the finish reason, the usage if asked for, and the end mark."""
         head = self._head()
-        chunks = [self._shape.delta(head, finished.text)] if finished.text else []
+        chunks = [self._shape.delta(head, self._piece(finished.text, ()))] if finished.text else []
         chunks.append(self._shape.closing(head, finished.reason))
         if head.wants_usage_chunk:
             chunks.append(self._shape.usage(head, self._usage(finished)))

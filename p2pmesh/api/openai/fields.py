@@ -5,7 +5,6 @@ Owns types and ranges. An explicit null counts as absent, as it does for OpenAI.
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,7 +12,6 @@ from typing import Any, NoReturn
 from p2pmesh.api.errors import RequestError, invalid_parameter
 from p2pmesh.base.errors import ErrorCode, Refused
 
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SHOWN_NAME_CHARACTERS = 64
 _TYPE_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
@@ -26,16 +24,14 @@ def describe_type(value: object) -> str:
 def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object in ``body``; ``Refused(REQUEST_INVALID)`` for anything else.
 
-    NaN and infinity, nesting that exhausts the parser, numbers of thousands of digits and lone surrogates (which no
-    later step could encode) are refused here.
+    NaN and infinity, nesting that exhausts the parser and numbers of thousands of digits are refused here; lone
+    surrogates, which JSON can hold and UTF-8 cannot, by ``check_text``, which knows the parameter.
     """
     try:
         value = json.loads(body, parse_constant=_refuse_constant)
-        if _SURROGATE_ESCAPE.search(body):
-            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise Refused(ErrorCode.REQUEST_INVALID, "the body's JSON is nested too deeply") from None
-    except ValueError as error:  # also bad UTF-8, lone surrogates and over-long integers
+    except ValueError as error:  # also bad UTF-8 and over-long integers
         raise Refused(ErrorCode.REQUEST_INVALID, f"the body is not valid JSON: {_one_line(error)}") from None
     if not isinstance(value, dict):
         raise Refused(ErrorCode.REQUEST_INVALID, f"the body must be a JSON object, not {describe_type(value)}")
@@ -156,6 +152,10 @@ def check_text(value: object, param: str, max_bytes: int, *, may_be_empty: bool 
         raise wrong_type(value, param, "a string")
     if not value and not may_be_empty:
         raise invalid_parameter(param, f"{param} must not be empty")
-    if len(value.encode("utf-8", "surrogatepass")) > max_bytes:
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError:
+        raise invalid_parameter(param, f"{param} holds half of a surrogate pair, which is no character") from None
+    if size_bytes > max_bytes:
         raise invalid_parameter(param, f"{param} is longer than {max_bytes} bytes")
     return value

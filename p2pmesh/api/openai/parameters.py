@@ -25,9 +25,12 @@ SAMPLING_NUMBERS = (
     "frequency_penalty",
     "repeat_penalty",
 )
-"""Read under OpenAI's names; ``top_k``, ``min_p`` and ``repeat_penalty`` are extensions that others offer too."""
+"""Read under OpenAI's names; ``top_k``, ``min_p`` and ``repeat_penalty`` are extensions that others offer too, and so
+is ``return_token_ids``, with vLLM's name and shape."""
 
-IMPLEMENTED = frozenset({*SAMPLING_NUMBERS, "top_k", "model", "max_tokens", "seed", "stop", "stream", "stream_options"})
+IMPLEMENTED = frozenset(
+    {*SAMPLING_NUMBERS, "top_k", "model", "max_tokens", "seed", "stop", "stream", "stream_options", "return_token_ids"}
+)
 """Read by both endpoints; each adds its own."""
 
 
@@ -116,6 +119,7 @@ class Call:
     request: GenerationRequest
     is_streamed: bool
     wants_usage_chunk: bool
+    wants_token_ids: bool = False
 
 
 def check_names(fields: Fields, implemented: frozenset[str], harmless: Mapping[str, Harmless]) -> None:

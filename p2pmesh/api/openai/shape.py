@@ -1,11 +1,14 @@
 """What the answers of both completion endpoints have in common, and the Protocol that each shape follows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from p2pmesh.api.openai.parameters import Call
 from p2pmesh.wire.generation import FinishReason
+
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,8 @@ class AnswerHead:
     model: str
     fingerprint: str
     wants_usage_chunk: bool
+    prompt_token_ids: tuple[int, ...] | None = None
+    """Only where ``return_token_ids`` asked for them."""
 
     def fields(self, kind: str) -> dict[str, Any]:
         """The head of an object of this ``kind`` (OpenAI's ``object`` field)."""
@@ -31,6 +36,25 @@ class AnswerHead:
     def usage_placeholder(self) -> dict[str, Any]:
         """``usage: null`` in each chunk but the last, only where a usage chunk was asked for."""
         return {"usage": None} if self.wants_usage_chunk else {}
+
+    def prompt_fields(self) -> dict[str, Any]:
+        """``prompt_token_ids`` where they were asked for; which object holds them is the endpoint's choice."""
+        return {} if self.prompt_token_ids is None else {"prompt_token_ids": list(self.prompt_token_ids)}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Generated text and, only where ``return_token_ids`` asked for them, the ids of its tokens.
+
+    The ids never lag, the text may: a piece can hold either alone.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+
+    def token_fields(self) -> dict[str, Any]:
+        """``token_ids`` of a choice, where they were asked for."""
+        return {} if self.token_ids is None else {"token_ids": list(self.token_ids)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +82,14 @@ class AnswerShape(Protocol):
     def parse(self, body: dict[str, Any], request_id: bytes, random_seed: Callable[[], int]) -> Call:
         """The request in a decoded body; raises ``RequestError``."""
 
-    def whole(self, head: AnswerHead, text: str, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    def whole(self, head: AnswerHead, piece: Piece, reason: FinishReason, usage: Usage) -> dict[str, Any]:
         """The answer that is not streamed."""
 
     def opening(self, head: AnswerHead) -> dict[str, Any] | None:
         """The chunk before any content, if the endpoint has one."""
 
-    def delta(self, head: AnswerHead, text: str) -> dict[str, Any]:
-        """A chunk of text."""
+    def delta(self, head: AnswerHead, piece: Piece) -> dict[str, Any]:
+        """A chunk of what was generated."""
 
     def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
         """The chunk with the finish reason."""

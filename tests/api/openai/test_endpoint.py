@@ -12,7 +12,7 @@ from starlette.types import Message
 from p2pmesh.api.exchange import BODY_DEADLINE_S, PING_AFTER_SILENCE_S, SEND_DEADLINE_S
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.base.errors import EngineError, ErrorCode, PeerUnavailable, Refused
-from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES
+from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES, MAX_PROMPT_TOKENS
 from p2pmesh.wire.generation import FinishReason, GenerationDelta
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.backend import FINGERPRINT, MODEL, RUN_ID, FakeBackend, say, started
@@ -262,3 +262,67 @@ async def test_the_lane_is_free_before_a_slow_client_takes_the_end(
 
 def test_the_fakes_listing_can_be_replaced() -> None:
     assert replace(FakeBackend(), listings=()).is_ready() is False
+
+
+async def test_token_ids_of_a_whole_chat_answer() -> None:
+    client = await ask(FakeBackend(script=say("Hel", "", "lo", held_back="!")), return_token_ids=True)
+    answer = client.json()
+    assert answer["prompt_token_ids"] == [0, 1, 2]
+    assert answer["choices"][0]["token_ids"] == [0, 1, 2]
+    assert answer["choices"][0]["message"]["content"] == "Hello!"
+
+
+async def test_token_ids_of_a_streamed_chat_come_also_where_the_text_lags() -> None:
+    client = await ask(FakeBackend(script=say("Hel", "", "lo", held_back="!")), stream=True, return_token_ids=True)
+    *chunks, _ = client.events()
+    assert chunks[0]["prompt_token_ids"] == [0, 1, 2]
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice.get("token_ids") for choice in choices] == [None, [0], [1], [2], [], None]
+    assert [choice["delta"].get("content") for choice in choices] == ["", "Hel", "", "lo", "!", None]
+
+
+async def test_token_ids_of_completions_stand_in_the_choice() -> None:
+    body = {"model": MODEL, "prompt": "hi", "return_token_ids": True}
+    whole = await ask(FakeBackend(), "/v1/completions", json.dumps(body).encode())
+    choice = whole.json()["choices"][0]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([0, 1, 2], [0, 1])
+    streamed = await ask(FakeBackend(), "/v1/completions", json.dumps({**body, "stream": True}).encode())
+    *chunks, _ = streamed.events()
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["prompt_token_ids"] == [0, 1, 2]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nobody_gets_token_ids_unasked(stream: bool) -> None:
+    for path, given in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": "hi"})):
+        body = json.dumps({"model": MODEL, "stream": stream, "return_token_ids": False, **given}).encode()
+        client = await ask(FakeBackend(), path, body)
+        assert "token_ids" not in client.text
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]},
+         "messages[0].content[0].text"),
+        (CHAT, {"messages": MESSAGES, "stop": ["a", "\ud800"]}, "stop[1]"),
+        (CHAT, {"messages": MESSAGES, "stop": list("abcde")}, "stop"),
+        (CHAT, {"messages": MESSAGES, "stop": ["a", "b" * 1025]}, "stop[1]"),
+        (CHAT, {"messages": MESSAGES, "return_token_ids": 1}, "return_token_ids"),
+        ("/v1/completions", {"prompt": "\ud800"}, "prompt"),
+        ("/v1/completions", {"prompt": "hi", "stop": "b" * 1025}, "stop"),
+    ],
+)  # fmt: skip
+async def test_a_bad_text_names_its_parameter(path: str, given: dict[str, Any], param: str) -> None:
+    client = await ask(FakeBackend(), path, json.dumps({"model": MODEL, **given}).encode())
+    assert client.status == 400
+    assert client.json()["error"]["param"] == param
+
+
+async def test_more_token_ids_than_peers_take_are_too_large() -> None:
+    body = {"model": MODEL, "prompt": [1] * (MAX_PROMPT_TOKENS + 1)}
+    client = await ask(FakeBackend(), "/v1/completions", json.dumps(body).encode())
+    assert (client.status, client.json()["error"]["param"]) == (413, "prompt")

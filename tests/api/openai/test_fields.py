@@ -1,7 +1,7 @@
 import pytest
 
 from p2pmesh.api.errors import RequestError
-from p2pmesh.api.openai.fields import Fields, decode_object
+from p2pmesh.api.openai.fields import Fields, check_text, decode_object
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
 
 
@@ -17,7 +17,6 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError
         b'{"a": NaN}',
         b'{"a": -Infinity}',
         b'{"a": "\xff"}',
-        b'{"a": "\\ud800"}',
         b'{"a": ' + b"9" * 5000 + b"}",
         b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b"[" * 5_000_000,
@@ -32,6 +31,13 @@ def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
 
 def test_a_pair_of_surrogate_escapes_is_a_character() -> None:
     assert decode_object(b'{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize("body", [b'{"a": "x\\ud800"}', b'{"a": "\\udc00\\ud800"}', b'{"a": "\xed\xa0\x80"}'])
+def test_half_of_a_surrogate_pair_is_refused_by_the_parameter_that_holds_it(body: bytes) -> None:
+    with pytest.raises(RequestError) as raised:
+        check_text(decode_object(body)["a"], "messages[0].content", 100)
+    assert (raised.value.code, raised.value.param) == (ErrorCode.REQUEST_INVALID, "messages[0].content")
 
 
 def test_null_counts_as_absent() -> None:
