@@ -39,6 +39,8 @@ def parse_tcp_address(text: str) -> TcpAddress:
     """The parts of a multiaddr; ``ConfigError(ADDRESS_INVALID)`` with what is wrong."""
     if len(text.encode()) > MAX_ADDRESS_BYTES:
         raise _invalid(text[:60] + "…", f"it is longer than {MAX_ADDRESS_BYTES} bytes")
+    if not text.isprintable() or " " in text:
+        raise _invalid(text, "it is not a multiaddr")
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]

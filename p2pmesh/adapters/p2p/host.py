@@ -298,10 +298,17 @@ class _Runner:
             )
             self._decided.set()
 
+    async def _stop_listening(self) -> None:
+        """libp2p closes its listeners in tasks that it has already cancelled, so they stay open for ever."""
+        for listener in list(self._swarm.listeners.values()):
+            await listener.close()
+        self._swarm.listeners.clear()
+
     async def _start(self, stack: AsyncExitStack) -> "Libp2pNetwork | ConfigError":
         events = ConnectionEvents()
         self._swarm.register_notifee(_ConnectionWatch(self._swarm, events))
         await stack.enter_async_context(self._host.run(self._listen))
+        stack.push_async_callback(self._stop_listening)
         await self._swarm.auto_connector.stop()
         for address in self._listen:
             if str(address) not in self._swarm.listeners:

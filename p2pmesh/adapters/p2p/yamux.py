@@ -137,7 +137,7 @@ class YamuxStream(IMuxedStream):
         self._wanted = 0
         self._uncredited = 0
         self._window = INITIAL_WINDOW_BYTES
-        self._credited_at = 0.0
+        self._credited_at: float | None = None
         self._is_sent_finished = self._is_received_finished = False
         self._failure: str | None = None
         self._readers = trio.lowlevel.ParkingLot()
@@ -377,7 +377,7 @@ class YamuxConnection(IMuxedConn):
         self._window_growth = 0
         self._silent_pings = 0
         self._ping_count = 0
-        self._pinged_at = 0.0
+        self._pinged_at: float | None = None
         self._scope = trio.CancelScope()
 
     # --- life
@@ -480,10 +480,10 @@ class YamuxConnection(IMuxedConn):
         if self._streams.pop(stream.stream_id, None) is not None:
             self._window_growth -= stream.window_growth
 
-    def grow_window(self, window: int, credited_at: float) -> int:
+    def grow_window(self, window: int, credited_at: float | None) -> int:
         """Bytes by which a stream's window may grow: it doubles while the reader takes half of it within 4 RTT."""
         round_trip_s = self.round_trip_s or 0.001
-        if not credited_at or trio.current_time() - credited_at > 4 * round_trip_s:
+        if credited_at is None or trio.current_time() - credited_at > 4 * round_trip_s:
             return 0
         growth = min(window, MAX_WINDOW_BYTES - window, MAX_WINDOW_GROWTH_BYTES - self._window_growth)
         self._window_growth += max(0, growth)
@@ -561,10 +561,10 @@ class YamuxConnection(IMuxedConn):
     def _take_in_ping(self, part: "_FramePart") -> None:
         if part.flags & SYN:
             self.send_control(PING, ACK, 0, part.length)
-        elif part.length == self._ping_count and self._pinged_at:
+        elif part.length == self._ping_count and self._pinged_at is not None:
             sample = trio.current_time() - self._pinged_at
             self.round_trip_s = sample if self.round_trip_s is None else (3 * self.round_trip_s + sample) / 4
-            self._pinged_at = 0.0
+            self._pinged_at = None
 
     async def _watch(self) -> None:
         """Pings; ends when the peer has not been heard for too long. Resets streams that it leaves open after us."""

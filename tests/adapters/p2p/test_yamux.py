@@ -1,0 +1,373 @@
+"""The multiplexer over a channel in memory: the parser, the protocol's rules, windows, and silence."""
+
+import struct
+from itertools import pairwise
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from p2pmesh.adapters.p2p import yamux
+from p2pmesh.adapters.p2p.yamux import (
+    ACK,
+    DATA,
+    FIN,
+    GO_AWAY,
+    INITIAL_WINDOW_BYTES,
+    PING,
+    RST,
+    SYN,
+    WINDOW_UPDATE,
+    Vigilance,
+    YamuxConnection,
+)
+from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
+
+PEER = ID(b"\x00\x24\x08\x01\x12\x20" + bytes(32))
+
+
+def frame(kind: int, flags: int, stream_id: int, length: int, body: bytes = b"") -> bytes:
+    return struct.pack("!BBHII", 0, kind, flags, stream_id, length) + body
+
+
+class ScriptedChannel:
+    """The test is the peer: what it says is received, what the connection submits is kept."""
+
+    def __init__(self, *, is_initiator: bool = False) -> None:
+        self.is_initiator = is_initiator
+        self.unsent_bytes = 0
+        self.has_room = True
+        self.submitted = bytearray()
+        self._say, self._hear = trio.open_memory_channel[bytes](1000)
+
+    async def say(self, data: bytes) -> None:
+        self._say.send_nowait(data)
+        await wait_all_tasks_blocked()
+
+    def hang_up(self) -> None:
+        self._say.close()
+
+    def heard(self) -> list[tuple[int, int, int, int]]:
+        """Headers of all frames submitted since the last call, pings left out."""
+        headers = []
+        while self.submitted:
+            _, kind, flags, stream_id, length = struct.unpack("!BBHII", self.submitted[:12])
+            del self.submitted[: 12 + (length if kind == DATA else 0)]
+            if not (kind == PING and flags == SYN):
+                headers.append((kind, flags, stream_id, length))
+        return headers
+
+    def submit(self, data: bytes) -> None:
+        self.submitted += data
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._hear.receive()
+        except trio.EndOfChannel:
+            raise ConnectionClosedError("hung up") from None
+
+    async def flush_forever(self) -> None:
+        await trio.sleep_forever()
+
+    async def wait_for_room(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_until_flushed(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        self._say.close()
+
+
+@pytest.fixture
+async def channel() -> ScriptedChannel:
+    return ScriptedChannel()
+
+
+@pytest.fixture
+async def connection(channel: ScriptedChannel, nursery: trio.Nursery) -> YamuxConnection:
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=1000.0))
+    nursery.start_soon(connection.start)
+    await connection.event_started.wait()
+    return connection
+
+
+# --- the parser
+
+
+@given(
+    frames=st.lists(
+        st.one_of(
+            st.builds(
+                lambda body, sid: frame(DATA, 0, sid, len(body), body), st.binary(max_size=40), st.integers(1, 9)
+            ),
+            st.builds(
+                lambda kind, n: frame(kind, SYN, 0, n), st.sampled_from([WINDOW_UPDATE, PING]), st.integers(0, 99)
+            ),
+        ),
+        max_size=12,
+    ),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+)
+def test_frames_are_the_same_however_the_bytes_are_cut(frames: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(frames)
+    assert parsed([stream]) == parsed(pieces(stream, cuts))
+    assert len(parsed([stream])) == len(frames)
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+def parsed(chunks: list[bytes]) -> list[tuple[int, int, int, int, bytes]]:
+    parser = yamux._Parser()
+    whole: list[tuple[int, int, int, int, bytes]] = []
+    for chunk in chunks:
+        for part in parser.feed(chunk):
+            if part.is_first:
+                whole.append((part.kind, part.flags, part.stream_id, part.length, b""))
+            whole[-1] = (*whole[-1][:4], whole[-1][4] + bytes(part.body))
+            assert part.is_last == (part.kind != DATA or len(whole[-1][4]) == part.length)
+    return whole
+
+
+# --- streams that the peer opens
+
+
+async def test_an_inbound_stream_is_accepted_read_answered_and_over(
+    channel: ScriptedChannel, connection: YamuxConnection
+) -> None:
+    await channel.say(frame(DATA, SYN, 1, 5, b"hello"))
+    stream = await connection.accept_stream()
+    assert await stream.receive_exactly(5) == b"hello"
+    await stream.write(b"welcome")
+    await channel.say(frame(WINDOW_UPDATE, FIN, 1, 0))
+    await stream.close()
+    assert channel.heard() == [(WINDOW_UPDATE, ACK, 1, 0), (DATA, 0, 1, 7), (WINDOW_UPDATE, FIN, 1, 0)]
+    assert not connection._streams
+
+
+async def test_a_reset_lets_what_came_before_be_read(channel: ScriptedChannel, connection: YamuxConnection) -> None:
+    await channel.say(frame(DATA, SYN, 1, 5, b"hello") + frame(WINDOW_UPDATE, RST, 1, 0))
+    stream = await connection.accept_stream()
+    assert await stream.read() == b"hello"
+    with pytest.raises(MuxedStreamReset):
+        await stream.read()
+    with pytest.raises(MuxedStreamReset):
+        await stream.write(b"x")
+
+
+async def test_streams_beyond_the_limit_are_reset(channel: ScriptedChannel, connection: YamuxConnection) -> None:
+    for n in range(MAX_STREAMS_PER_PEER + 3):
+        await channel.say(frame(WINDOW_UPDATE, SYN, 2 * n + 1, 0))
+    flags = [header[1] for header in channel.heard()]
+    assert flags == [ACK] * MAX_STREAMS_PER_PEER + [RST] * 3
+    assert connection.is_established
+
+
+async def test_data_for_a_stream_that_is_gone_is_ignored(channel: ScriptedChannel, connection: YamuxConnection) -> None:
+    await channel.say(frame(DATA, 0, 77, 3, b"abc") + frame(WINDOW_UPDATE, FIN, 77, 0))
+    assert connection.is_established
+    assert channel.heard() == []
+
+
+# --- what costs the peer its connection
+
+
+@pytest.mark.parametrize(
+    "bytes_of_peer",
+    [
+        struct.pack("!BBHII", 1, DATA, 0, 1, 0),
+        frame(9, 0, 0, 0),
+        frame(WINDOW_UPDATE, SYN, 0, 0),
+        frame(WINDOW_UPDATE, SYN, 2, 0),
+        frame(WINDOW_UPDATE, SYN, 1, 0) * 2,
+        frame(DATA, SYN, 1, INITIAL_WINDOW_BYTES + 1, bytes(INITIAL_WINDOW_BYTES + 1)),
+        frame(DATA, SYN | FIN, 1, 1, b"x") + frame(DATA, 0, 1, 1, b"y"),
+        b"\xff" * 64,
+    ],
+    ids=["version", "type", "stream 0", "our parity", "opened twice", "beyond window", "after end", "noise"],
+)
+async def test_breaking_the_protocol_ends_the_connection_and_nothing_else(
+    channel: ScriptedChannel, connection: YamuxConnection, bytes_of_peer: bytes
+) -> None:
+    await channel.say(bytes_of_peer)
+    assert connection.is_closed
+    assert channel.heard()[-1] == (GO_AWAY, 0, 0, 1)
+    with pytest.raises(MuxedStreamError):
+        await connection.open_stream()
+    with pytest.raises(MuxedConnUnavailable):
+        await connection.accept_stream()
+
+
+async def test_a_peer_that_makes_us_answer_and_does_not_read_is_cut_off(
+    channel: ScriptedChannel, connection: YamuxConnection
+) -> None:
+    channel.unsent_bytes = yamux.MAX_UNSENT_ANSWER_BYTES + 1
+    await channel.say(frame(PING, SYN, 0, 1))
+    assert connection.is_closed
+
+
+async def test_a_peer_that_is_gone_breaks_all_waits(
+    channel: ScriptedChannel, connection: YamuxConnection, nursery: trio.Nursery
+) -> None:
+    stream = await connection.open_stream()
+    failed: list[str] = []
+
+    async def expect_failure(wait: object) -> None:
+        with pytest.raises((MuxedStreamReset, MuxedConnUnavailable)):
+            await wait()  # type: ignore[operator]
+        failed.append("yes")
+
+    async def write_for_ever() -> None:
+        while True:
+            await stream.write(bytes(INITIAL_WINDOW_BYTES))
+
+    for wait in (stream.read, write_for_ever, connection.accept_stream):
+        nursery.start_soon(expect_failure, wait)
+    await wait_all_tasks_blocked()
+    channel.hang_up()
+    await wait_all_tasks_blocked()
+    assert len(failed) == 3
+    assert connection.is_closed
+
+
+# --- windows
+
+
+async def test_a_writer_waits_for_the_window_as_long_as_it_takes(
+    channel: ScriptedChannel, connection: YamuxConnection, nursery: trio.Nursery
+) -> None:
+    stream = await connection.open_stream()
+    nursery.start_soon(stream.write, bytes(INITIAL_WINDOW_BYTES + 1000))
+    await wait_all_tasks_blocked()
+    assert sum(length for kind, _, _, length in channel.heard() if kind == DATA) == INITIAL_WINDOW_BYTES
+    await channel.say(frame(WINDOW_UPDATE, 0, stream.stream_id, 400))
+    assert channel.heard() == [(DATA, 0, stream.stream_id, 400)]
+    await channel.say(frame(WINDOW_UPDATE, 0, stream.stream_id, 10_000))
+    assert channel.heard() == [(DATA, 0, stream.stream_id, 600)]
+
+
+async def test_a_reader_gives_credit_in_steps_of_half_a_window(
+    channel: ScriptedChannel, connection: YamuxConnection
+) -> None:
+    await channel.say(frame(WINDOW_UPDATE, SYN, 1, 0))
+    stream = await connection.accept_stream()
+    channel.heard()
+    half = INITIAL_WINDOW_BYTES // 2
+    for size in (half, half):
+        await channel.say(frame(DATA, 0, 1, size, bytes(size)))
+    assert channel.heard() == []
+    await stream.receive_exactly(half - 1)
+    assert channel.heard() == []
+    await stream.receive_exactly(1)
+    assert channel.heard() == [(WINDOW_UPDATE, 0, 1, half)]
+
+
+async def test_a_read_larger_than_the_window_is_given_its_credit_while_it_waits(
+    channel: ScriptedChannel, connection: YamuxConnection, nursery: trio.Nursery
+) -> None:
+    await channel.say(frame(WINDOW_UPDATE, SYN, 1, 0))
+    stream = await connection.accept_stream()
+    size = 3 * INITIAL_WINDOW_BYTES
+    received: list[bytes] = []
+
+    async def read() -> None:
+        received.append(await stream.receive_exactly(size))
+
+    nursery.start_soon(read)
+    credit, sent = INITIAL_WINDOW_BYTES, 0
+    while sent < size:
+        piece = min(credit, size - sent)
+        assert piece > 0
+        await channel.say(frame(DATA, 0, 1, piece, bytes(piece)))
+        sent, credit = sent + piece, credit - piece
+        credit += sum(length for kind, _, _, length in channel.heard() if kind == WINDOW_UPDATE)
+    assert [len(data) for data in received] == [size]
+
+
+async def test_a_cancelled_large_read_leaves_its_bytes(channel: ScriptedChannel, connection: YamuxConnection) -> None:
+    await channel.say(frame(WINDOW_UPDATE, SYN, 1, 0))
+    stream = await connection.accept_stream()
+    await channel.say(frame(DATA, 0, 1, 3, b"abc"))
+    async with trio.open_nursery() as reading:
+        reading.start_soon(stream.receive_exactly, 10)
+        await wait_all_tasks_blocked()
+        reading.cancel_scope.cancel()
+    await channel.say(frame(DATA, 0, 1, 7, b"defghij"))
+    assert await stream.receive_exactly(10) == b"abcdefghij"
+
+
+# --- silence
+
+
+async def run_against_silence(channel: ScriptedChannel, connection: YamuxConnection) -> float:
+    started = trio.current_time()
+    await connection.start()
+    return trio.current_time() - started
+
+
+async def test_a_silent_peer_is_given_up_after_so_many_pings(autojump_clock: MockClock) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0, max_silent=3))
+    assert await run_against_silence(channel, connection) == pytest.approx(6.0)
+    assert connection.is_closed
+
+
+async def test_a_peer_that_is_heard_in_any_way_is_kept(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0, max_silent=3))
+    nursery.start_soon(connection.start)
+    for _ in range(20):
+        await trio.sleep(3.0)
+        channel._say.send_nowait(frame(WINDOW_UPDATE, 0, 9, 0))
+    assert connection.is_established
+
+
+async def test_pings_are_answered_and_measure_the_round_trip(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0))
+    nursery.start_soon(connection.start)
+    await trio.sleep(0.5)
+    channel._say.send_nowait(frame(PING, ACK, 0, 1) + frame(PING, SYN, 0, 4711))
+    await trio.sleep(0.1)
+    assert connection.round_trip_s == pytest.approx(0.5)
+    assert channel.heard() == [(PING, ACK, 0, 4711)]
+
+
+async def test_a_stream_that_the_peer_leaves_open_after_us_is_reset(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0, max_silent=1000))
+    nursery.start_soon(connection.start)
+    await connection.event_started.wait()
+    stream = await connection.open_stream()
+    stream.abandon()
+    await trio.sleep(yamux.LINGER_S + 5)
+    assert channel.heard()[-1] == (WINDOW_UPDATE, RST, stream.stream_id, 0)
+    assert not connection._streams
+
+
+# --- the end
+
+
+async def test_closing_says_good_bye_and_ends_everything(channel: ScriptedChannel, connection: YamuxConnection) -> None:
+    stream = await connection.open_stream()
+    await connection.close()
+    await connection.close()
+    assert channel.heard()[-1] == (GO_AWAY, 0, 0, 0)
+    with pytest.raises(MuxedStreamReset):
+        await stream.read()
+
+
+async def test_a_peer_that_leaves_gets_no_new_streams(channel: ScriptedChannel, connection: YamuxConnection) -> None:
+    await channel.say(frame(GO_AWAY, 0, 0, 0))
+    with pytest.raises(MuxedStreamError):
+        await connection.open_stream()
