@@ -83,11 +83,28 @@ class PublishSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """The driver did not announce the model."""
+
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = RunStarted | StageReported | StageFailed | ProbeSucceeded | ProbeFailed | PublishSucceeded | DeadlinePassed
+Event = (
+    RunStarted
+    | StageReported
+    | StageFailed
+    | ProbeSucceeded
+    | ProbeFailed
+    | PublishSucceeded
+    | PublishFailed
+    | DeadlinePassed
+)
 
 
 # --- effects ------------------------------------------------------------------
@@ -161,9 +178,11 @@ class RunMachine:
             case ProbeSucceeded():
                 return self._on_probe(now)
             case ProbeFailed(code, text):
-                return self._on_probe_failed(code, text)
+                return self._fail_in(RunPhase.PROBING, code, f"no token came through: {text}")
             case PublishSucceeded():
                 return self._on_publish()
+            case PublishFailed(code, text):
+                return self._fail_in(RunPhase.PUBLISHING, code, f"the model was not published: {text}")
             case DeadlinePassed():
                 return self._on_deadline(now)
 
@@ -204,10 +223,8 @@ class RunMachine:
         self._deadline = Micros(now + self._policy.publish_us)
         return (StartPublish(),)
 
-    def _on_probe_failed(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
-        if self._phase is not RunPhase.PROBING:
-            return ()
-        return self._end(code, f"no token came through: {text}", None)
+    def _fail_in(self, phase: RunPhase, code: ErrorCode, text: str) -> tuple[Effect, ...]:
+        return self._end(code, text, None) if self._phase is phase else ()
 
     def _on_publish(self) -> tuple[Effect, ...]:
         if self._phase is not RunPhase.PUBLISHING:

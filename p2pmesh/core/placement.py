@@ -24,7 +24,6 @@ class ModelCost:
     """Bytes a stage needs: the sum over its layers, what the ends add, and what every stage adds.
 
     ``whole_saves_bytes`` is what a stage that is first and last need not hold twice (a tied embedding).
-
     ``cuts`` are the layer indices at which the family may be cut, ascending, within ``1 … layer_count - 1``.
     ``is_permitted`` refuses ranges that the family cannot run although both their ends are permitted cuts.
     """
@@ -211,9 +210,9 @@ class _CutTable:
         for start in sorted(reached):
             for end in self._ends[bisect_right(self._ends, start) :]:
                 needed = self.needed_bytes(start, end)
-                if needed > free_bytes:
-                    break  # sizes only grow with the end
-                if not self.cost.is_permitted(LayerRange(start, end)):
+                if needed > free_bytes and start > 0:
+                    break  # sizes only grow with the end; the whole alone may need less than all but its last layer
+                if needed > free_bytes or not self.cost.is_permitted(LayerRange(start, end)):
                     continue
                 option = reached[start].followed_by(end, needed, free_bytes)
                 if end not in following or option.is_emptier_than(following[end]):
@@ -294,7 +293,8 @@ def _explain_shortage(
 
 def _could_be_cut(table: _CutTable, request: PlacementRequest) -> bool:
     """Whether peers without bounds could hold the model in a number of stages that is allowed."""
-    unbounded = (table.needed_bytes(0, request.cost.layer_count),) * _most_stages(request)
+    most_bytes = table.needed_bytes(0, request.cost.layer_count) + request.cost.whole_saves_bytes
+    unbounded = (most_bytes,) * _most_stages(request)
     steps = table.steps(unbounded)
     if request.stage_count is None:
         return any(cutting is not None for cutting in steps)

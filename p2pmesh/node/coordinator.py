@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import trio
 
-from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
@@ -201,6 +201,7 @@ class Run:
                     "pipeline_ready", {"model": self._model.name, "run_id": self.run_id.hex(), "stages": stages}
                 )
             case coordination.EndRun(code, text, index):
+                self._parts.drivers.fail_run(self.run_id, PeerUnavailable(code, f"{text}; try again"))
                 self._ending = RunEnding(code, text, index, self._had_served)
 
     # --- effects, each a task that posts its outcome ---------------------------------
@@ -273,7 +274,7 @@ class Run:
         try:
             await self._ask_driver(PublishRun(self.run_id), Done, PUBLISH_TIMEOUT_S)
         except P2PMeshError as error:
-            await self._runner.put(coordination.ProbeFailed(error.code, error.message))
+            await self._runner.put(coordination.PublishFailed(error.code, error.message))
         else:
             self._had_served = True
             await self._runner.put(coordination.PublishSucceeded())

@@ -14,6 +14,7 @@ from p2pmesh.core.coordination import (
     Event,
     ProbeFailed,
     ProbeSucceeded,
+    PublishFailed,
     PublishSucceeded,
     ReportServing,
     RunMachine,
@@ -110,6 +111,17 @@ def test_a_failed_probe_ends_the_run_and_blames_no_stage() -> None:
     assert effect == EndRun(ErrorCode.DEADLINE_EXCEEDED, "no token came through: silence", None)
 
 
+def test_a_failed_publication_ends_the_run_and_only_while_it_publishes() -> None:
+    machine = RunMachine(1, POLICY)
+    failed = PublishFailed(LOST, "no answer")
+    feed(machine, RunStarted(), ready(0))
+    assert feed(machine, failed) == []
+    feed(machine, ProbeSucceeded())
+    assert feed(machine, ProbeFailed(LOST, "late")) == []
+    assert feed(machine, failed) == [EndRun(LOST, "the model was not published: no answer", None)]
+    assert feed(serving_machine(), failed) == []
+
+
 def test_progress_moves_the_deadline_and_silence_ends_the_run() -> None:
     machine = RunMachine(2, POLICY)
     feed(machine, RunStarted(), at=1000)
@@ -149,6 +161,7 @@ EVENTS = st.one_of(
     st.builds(ProbeSucceeded),
     st.builds(ProbeFailed, st.just(LOST), st.just("")),
     st.builds(PublishSucceeded),
+    st.builds(PublishFailed, st.just(LOST), st.just("")),
     st.builds(DeadlinePassed),
 )
 

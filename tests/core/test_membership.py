@@ -134,6 +134,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.known: set[str] = set()
         self.freshest: dict[str, tuple[int, int]] = {}
         self.due: dict[str, int] = {}
+        self.losses: list[str] = []
 
     @rule(
         peer=st.sampled_from(PEERS), incarnation=st.integers(1, 2), sequence=st.integers(1, 9),
@@ -151,7 +152,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             self.known.add(peer)
         held = self.machine.find(peer)
         if held is not None and held is event.announcement:
-            assert (incarnation, sequence) > self.freshest.get(peer, (0, 0)) or peer not in self.freshest
+            assert (incarnation, sequence) > self.freshest.get(peer, (0, 0))
             self.freshest[peer] = (incarnation, sequence)
             self.due[peer] = self.now + lives_us
 
@@ -160,6 +161,11 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         effects = self.machine.handle(PeerLost(peer), Micros(self.now))
         assert effects == ((PeerForgotten(peer),) if peer in self.known else ())
         self.known.discard(peer)
+        if effects:
+            self.losses.append(peer)
+        for old in self.losses[:-CAPACITY]:  # the memory of losses is bounded: older ones may come back as echoes
+            if old not in self.losses[-CAPACITY:] and old not in self.known:
+                self.freshest.pop(old, None)
 
     @rule(wait=st.integers(0, 150))
     def the_deadline_comes(self, wait: int) -> None:

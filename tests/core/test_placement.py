@@ -75,7 +75,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     first, last, stage = (draw(st.integers(0, 10)) for _ in range(3))
     longest = draw(st.integers(1, layers))
     rule = draw(st.sampled_from([lambda r: True, lambda r: len(r) <= longest or len(r) == layers]))
-    cost = ModelCost(sizes, first, last, stage, cuts, rule)
+    saves = draw(st.integers(0, sizes[-1] + first + last + stage))
+    cost = ModelCost(sizes, first, last, stage, cuts, rule, whole_saves_bytes=saves)
     free = tuple(draw(st.lists(st.integers(0, 80), min_size=1, max_size=4)))
     return request(cost, free, draw(st.none() | st.integers(1, 5)))
 
@@ -106,6 +107,13 @@ def test_the_ends_and_what_every_stage_adds_are_charged() -> None:
     plan = plan_placement(request(cost, (18, 18)))
     assert isinstance(plan, Placement)
     assert [(stage.needed_bytes, stage.free_bytes) for stage in plan.stages] == [(18, 18), (18, 18)]
+
+
+def test_the_whole_may_fit_where_all_but_its_last_layer_would_not() -> None:
+    cost = ModelCost((10, 10), 50, 50, 0, (1,), whole_saves_bytes=65)
+    assert cost.bytes_of(LayerRange(0, 1)) > cost.bytes_of(LayerRange(0, 2)) == 55
+    assert placed(request(cost, (55,))) == [("p0", 0, 2)]
+    assert refused(request(cost, (54, 54), 2)).reason == PlacementReason.MEMORY_SHORT
 
 
 def test_an_order_of_peers_that_fits_is_found_though_the_largest_first_does_not_fit() -> None:
