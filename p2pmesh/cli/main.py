@@ -14,7 +14,7 @@ from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
 from p2pmesh.app.config import LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
-from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, INTERRUPTED, OK
+from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.output import (
     EventPrinter,
     JsonPrinter,
@@ -120,6 +120,14 @@ def _bench_decode(args: Namespace) -> int:
     return run_decode(options, sys.stdout)
 
 
+def _simulate(args: Namespace) -> int:
+    from p2pmesh.app.simulate import SimulateOptions, describe_simulation, run_simulation
+
+    report = run_simulation(SimulateOptions(args.peers, args.seed, args.scenario))
+    _print(json.dumps(report, indent=2) if args.json else describe_simulation(report))
+    return FAILED if report["violations"] else OK
+
+
 def _print_object(value: Mapping[str, Any], *, is_json: bool) -> None:
     _print(json.dumps(value, indent=2) if is_json else "\n".join(describe_value(value)))
 
@@ -136,4 +144,5 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "models list": _models_list,
     "models show": _models_show,
     "bench decode": _bench_decode,
+    "simulate": _simulate,
 }

@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_models(commands)
     _add_bench(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -103,6 +104,16 @@ def _add_bench(commands: _Commands) -> None:
     decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
     decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
     decode.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_simulate(commands: _Commands) -> None:
+    summary = "Run the machines of many peers in simulated time, with faults."
+    simulate = commands.add_parser("simulate", help=summary, description=summary, allow_abbrev=False)
+    add = simulate.add_argument
+    add("--peers", type=int, metavar="N", default=100, help="simulated peers (default: %(default)s)")
+    add("--seed", type=int, metavar="S", default=0, help="equal seeds, equal runs (default: %(default)s)")
+    add("--scenario", metavar="NAME", default="calm", help="links and faults (default: %(default)s)")
+    add("--json", action="store_true", help="as JSON")
 
 
 def _cuts(text: str) -> tuple[int, ...]:

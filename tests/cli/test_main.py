@@ -226,3 +226,21 @@ def test_status_and_models_as_text_and_json(
     lines = out.getvalue()
     assert lines.startswith('peer_id: x\n{\n  "peer_id": "x"\n}\nno models here')
     assert lines.endswith('[]\n{\n  "name": "m"\n}\n')
+
+
+def test_simulate_prints_a_report_and_fails_when_an_invariant_breaks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["simulate", "--peers", "5", "--seed", "2", "--scenario", "churn", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["peers"], report["seed"], report["scenario"], report["violations"]) == (5, 2, "churn", [])
+    assert main(["simulate", "--peers", "3"]) == 0
+    assert "all invariants held" in capsys.readouterr().out
+    monkeypatch.setattr("p2pmesh.app.simulate.run_simulation", lambda _: {**report, "violations": ["1 us: broken"]})
+    assert main(["simulate"]) == 1
+    assert "1 us: broken" in capsys.readouterr().out
+
+
+def test_simulate_refuses_a_scenario_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--scenario", "storm"]) == 2
+    assert "stage-loss" in capsys.readouterr().err
