@@ -1,0 +1,115 @@
+"""Holds the documents against the tree: top level, links, the README's commands, names that documents list.
+
+Standard library only, so that it runs before anything is installed. What a document says in sentences is for people to
+check.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP_LEVEL = {"pyproject.toml", "p2pmesh", "protocols", "tests", "interop", "docs", "README.md"}
+NO_PACKAGES = ("docs", "interop")
+"""py-libp2p installs top-level packages of these names; a package here would hide them, or be hidden."""
+
+# A document, and the enums whose values it must name in code font.
+NAMED = (
+    ("docs/architecture.md", "p2pmesh/app/events.py", "EventName"),
+    ("docs/architecture.md", "p2pmesh/core/coordination.py", "RunPhase"),
+    ("docs/architecture.md", "p2pmesh/core/coordination.py", "StageState"),
+)
+
+_LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def main() -> int:
+    """Prints each finding; the exit code says whether there is any."""
+    findings = [*top_level(), *packages(), *links(), *commands(), *names()]
+    for finding in findings:
+        print(finding)
+    print(f"{len(findings)} findings in {len(documents())} documents and the top level")
+    return 1 if findings else 0
+
+
+def top_level() -> Iterator[str]:
+    """The top level holds what the design names and dot-files; what tools leave there is ignored by git."""
+    for path in sorted(ROOT.iterdir()):
+        is_left_by_tools = path.suffix == ".egg-info" or path.name in ("build", "dist", "__pycache__")
+        if not path.name.startswith(".") and path.name not in TOP_LEVEL and not is_left_by_tools:
+            yield f"{path.name}: does not belong at the top level"
+    yield from (f"{name}: is missing" for name in sorted(TOP_LEVEL) if not (ROOT / name).exists())
+
+
+def packages() -> Iterator[str]:
+    """``docs`` and ``interop`` are no Python packages."""
+    for name in NO_PACKAGES:
+        for path in (ROOT / name).rglob("__init__.py"):
+            if "node_modules" not in path.parts:
+                yield f"{path.relative_to(ROOT)}: {name}/ is no Python package"
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of ours."""
+    ignored = {"node_modules", ".venv", ".hypothesis"}
+    return [path for path in sorted(ROOT.rglob("*.md")) if not ignored & set(path.relative_to(ROOT).parts)]
+
+
+def links() -> Iterator[str]:
+    """Relative links lead to files, and their fragments to headings."""
+    for document in documents():
+        for target in _LINK.findall(_FENCE.sub("", document.read_text())):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, fragment = target.partition("#")
+            found = (document.parent / path).resolve() if path else document
+            where = document.relative_to(ROOT)
+            if not found.exists():
+                yield f"{where}: {target} leads nowhere"
+            elif fragment and fragment not in anchors(found):
+                yield f"{where}: {target} names no heading"
+
+
+def anchors(document: Path) -> set[str]:
+    """The fragments that the headings of a document answer to."""
+    text = _FENCE.sub("", document.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(text)}
+
+
+def commands() -> Iterator[str]:
+    """The README's commands exist, install the same system packages, and pin what ``pyproject.toml`` pins."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pin = next(line for line in project["dependencies"] if line.startswith("llama-cpp-python"))
+    blocks = {name: command(name) for name in ("serve", "test")}
+    for name, block in blocks.items():
+        if f"pip install -v {pin} " not in block:
+            yield f"README.md: the {name} command does not install {pin}"
+    if blocks["serve"].split("&&\n.venv/bin/pip install -e")[0] != blocks["test"].split("&&\n.venv/bin/pip install -e")[0]:
+        yield "README.md: the two commands prepare the machine differently"
+
+
+def command(name: str) -> str:
+    """The shell block of the README after the comment ``<!-- command: NAME -->``."""
+    found = re.search(rf"^<!-- command: {name} -->\n```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    if found is None:
+        raise SystemExit(f"README.md has no block after <!-- command: {name} -->")
+    return found.group(1)
+
+
+def names() -> Iterator[str]:
+    """Enums whose values a document lists are listed whole."""
+    for document, source, enum in NAMED:
+        body = re.search(rf"^class {enum}\(StrEnum\):\n(.*?)(?=^\S|\Z)", (ROOT / source).read_text(), re.M | re.S)
+        values = re.findall(r'^    [A-Z_]+ = "(\w+)"', body.group(1), re.M) if body else []
+        if not values:
+            yield f"{source}: {enum} was not found"
+        text = (ROOT / document).read_text()
+        yield from (f"{document}: {enum} {value} is not described" for value in values if f"`{value}`" not in text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
