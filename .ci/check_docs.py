@@ -88,7 +88,8 @@ def commands() -> Iterator[str]:
     for name, block in blocks.items():
         if f"pip install -v {pin} " not in block:
             yield f"README.md: the {name} command does not install {pin}"
-    if blocks["serve"].split("&&\n.venv/bin/pip install -e")[0] != blocks["test"].split("&&\n.venv/bin/pip install -e")[0]:
+    serve, test = (block.split(".venv/bin/pip install -e")[0] for block in blocks.values())
+    if serve != test:
         yield "README.md: the two commands prepare the machine differently"
 
 
