@@ -16,7 +16,7 @@ import numpy as np
 from llama_cpp import llama_cpp as native
 from numpy.typing import NDArray
 
-from p2pmesh.adapters.llama import native_log
+from p2pmesh.adapters.llama import cpu_backend, native_log
 from p2pmesh.base.errors import EngineError, ErrorCode
 
 PINNED_VERSION = "0.3.36"
@@ -114,11 +114,13 @@ class LoadedStage:
         self.vocabulary = native.llama_model_get_vocab(self._model)
         self.vocabulary_size = int(native.llama_vocab_n_tokens(self.vocabulary))
         self._tap = None if options.is_last else _Tap(self.layer_count - 1)
+        cpu_backend.take_made()
         try:
             self._context = _make_context(self._model, options, self._tap)
         except EngineError:
             native.llama_model_free(self._model)
             raise
+        self._cpu_backend = cpu_backend.take_made()
         self._memory = native.llama_get_memory(self._context)
         self._batch = _Batch()
 
@@ -126,6 +128,16 @@ class LoadedStage:
         """Frees the context and the model."""
         native.llama_free(self._context)
         native.llama_model_free(self._model)
+
+    @property
+    def has_reference_attention(self) -> bool:
+        """Whether ``use_reference_attention`` has an effect."""
+        return self._cpu_backend is not None
+
+    def use_reference_attention(self, is_on: bool) -> None:
+        """For the calls to come: one row takes the attention kernel of the other widths (see ``cpu_backend``)."""
+        if self._cpu_backend is not None:
+            cpu_backend.use_reference(self._cpu_backend, is_on)
 
     def decode(self, rows: Rows) -> int:
         """Runs one call; 0, or llama.cpp's code of what went wrong (then no cell was taken)."""

@@ -19,6 +19,7 @@ import numpy as np
 import trio
 
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
+from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec
 from p2pmesh.wire.engine import (
@@ -43,7 +44,8 @@ _EXIT_GRACE_SECONDS = 1.0
 class LauncherOptions:
     """How engine processes are run.
 
-    ``threads`` None means every CPU this process may use. ``silence_seconds`` without a beat is a hung child.
+    ``threads`` None means every CPU this process may use. ``silence_seconds`` without a beat is a hung
+    child. Without probing, no extra buffer types and the default spin are used.
     """
 
     cache_directory: str
@@ -51,7 +53,7 @@ class LauncherOptions:
     load_seconds: float = 600.0
     silence_seconds: float = 3.0
     queued_frames: int = 64
-    spin_count: int | None = 20_000
+    is_probing: bool = True
 
 
 class LlamaEngineLauncher:
@@ -59,6 +61,7 @@ class LlamaEngineLauncher:
 
     def __init__(self, options: LauncherOptions) -> None:
         self._options = options
+        self._probing = trio.Lock()
 
     def launch(self, spec: EngineSpec) -> AbstractAsyncContextManager[Engine]:
         """See ``ports.engine.EngineLauncher``."""
@@ -66,7 +69,9 @@ class LlamaEngineLauncher:
 
     @asynccontextmanager
     async def _launch(self, spec: EngineSpec) -> AsyncIterator[Engine]:
-        child = await _start_child(_environment(self._options.spin_count))
+        threads = self._options.threads or len(os.sched_getaffinity(0))
+        findings = await self._probe(spec, threads)
+        child = await _start_child(_environment(findings.spin_count))
         failure: EngineError | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -74,7 +79,7 @@ class LlamaEngineLauncher:
                 nursery.start_soon(child.keep_stderr)
                 nursery.start_soon(engine.read_messages)
                 try:
-                    await engine.load(_load_fields(spec, self._options))
+                    await engine.load(_load_fields(spec, self._options, threads, findings))
                     yield engine
                 except EngineError as error:
                     failure = error
@@ -85,8 +90,23 @@ class LlamaEngineLauncher:
         if failure is not None:
             raise failure
 
+    async def _probe(self, spec: EngineSpec, threads: int) -> ProbeFindings:
+        if not self._options.is_probing:
+            return ProbeFindings(use_extra_buffers=False, spin_count=DEFAULT_SPIN_COUNT)
+        request = ProbeRequest(
+            path=spec.artifact_path,
+            digest=spec.artifact_digest,
+            is_first=spec.layers.is_first(),
+            is_last=spec.layers.is_last(spec.layer_count),
+            threads=threads,
+            gpu_layers=spec.gpu_layers,
+            cache_directory=self._options.cache_directory,
+        )
+        async with self._probing:  # two probes at once would measure each other
+            return await trio.to_thread.run_sync(probe, request, _environment(None))
 
-def _load_fields(spec: EngineSpec, options: LauncherOptions) -> dict[str, Any]:
+
+def _load_fields(spec: EngineSpec, options: LauncherOptions, threads: int, findings: ProbeFindings) -> dict[str, Any]:
     return {
         "artifact_path": spec.artifact_path,
         "artifact_digest": spec.artifact_digest,
@@ -97,10 +117,10 @@ def _load_fields(spec: EngineSpec, options: LauncherOptions) -> dict[str, Any]:
         "lanes": spec.lanes,
         "wire_dtype": int(spec.wire_dtype),
         "gpu_layers": spec.gpu_layers,
-        "threads": options.threads or len(os.sched_getaffinity(0)),
+        "threads": threads,
         "cache_directory": options.cache_directory,
-        "use_extra_buffers": False,
-        "notes": [],
+        "use_extra_buffers": findings.use_extra_buffers,
+        "notes": list(findings.notes),
     }
 
 

@@ -5,11 +5,13 @@ of the call, which get an ERROR, never the process.
 
 Numerics: a decode call has at most ``exact_width`` rows. A prefill chunk is cut into slices of ``PREFILL_ROWS``, fewer
 than the 64 rows from which llama.cpp's attention takes a tiled kernel whose bits depend on where in the cache a
-sequence's cells lie. A call of one row takes yet another kernel once the cache view has 512 cells; unless it was
-measured to give the same bits, it is padded with a scratch row.
+sequence's cells lie. A call of one row takes yet another kernel once the cache view has 512 cells, and differs; what is
+done about it (``SingleRow``) is measured at load. Padding with a scratch row is what always helps, and costs up to
+40 % of a step of a small model.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,9 @@ from p2pmesh.wire.stage import (
 )
 
 PREFILL_ROWS = 48
+SMALL_VIEW_CELLS = 256
+"""Up to here llama.cpp looks at 256 cells; from the next cell on at 512 or more."""
+
 SPARE_CELLS = 64
 """Cells beyond ``context_tokens * lanes``: room for a scratch row."""
 
@@ -55,12 +60,25 @@ class StageShape:
     wire_dtype: WireDtype
 
 
+class SingleRow(StrEnum):
+    """How a call of one row is made so that it gives the bits of a wider one."""
+
+    PLAIN = "plain"
+    REFERENCE = "reference"  # with the CPU backend's reference attention
+    PADDED = "padded"  # with a scratch row
+
+
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Measured at load: rows of a decode call, and whether a call of one row gives the same bits unpadded."""
+    """Measured at load: rows of a decode call, and what to do with one row while the cache view is small, and after."""
 
     exact_width: int
-    single_is_exact: bool
+    single_small: SingleRow
+    single_large: SingleRow
+
+    def single(self, cells: int) -> SingleRow:
+        """What to do with a row that becomes cell number ``cells``, counted from 1."""
+        return self.single_small if cells <= SMALL_VIEW_CELLS else self.single_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +237,15 @@ class Stepper:
     def _call(self, spans: list[tuple[_Part, int, int]], outputs: NDArray[np.int8] | None) -> None:
         """One call of llama.cpp over rows ``[start, end)`` of each part; histories and cells grow by them."""
         count = sum(end - start for _, start, end in spans)
-        is_padded = count == 1 and not self._widths.single_is_exact
-        self._make_room(count + is_padded)
+        self._make_room(count + 1)
+        single = self._widths.single(self._cells.used() + 1) if count == 1 else SingleRow.PLAIN
+        is_padded = single is SingleRow.PADDED
         rows = self._rows(spans, outputs, count, is_padded)
+        if single is SingleRow.REFERENCE:
+            self._stage.use_reference_attention(True)
         status = self._stage.decode(rows)
+        if single is SingleRow.REFERENCE:
+            self._stage.use_reference_attention(False)
         if is_padded:
             self._stage.drop_cells(self._cells.scratch_sequence, 0)
         if status != 0:

@@ -1,114 +1,150 @@
 """Measures at load how many rows a call may have without changing a bit, and keeps the answer on disk.
 
-For a few context lengths around the steps of the cache view (256 and 512 cells), with and without an occupied
-neighbour: rows one at a time (padded to two with a scratch row) are the reference; then the same rows in wider calls.
-R is the widest width whose every output, and that of every narrower width, is equal to the reference bit for bit.
-A row alone without padding is compared too. Inputs are pseudo-random, by fixed seeds.
+Rows one at a time, each padded to two with a scratch row, are the reference. Compared with it, bit for bit: rows alone
+(plain, and with the CPU backend's reference attention), and calls of growing width until one differs. That happens in
+three views of the cache: a small one, and two larger ones (512 and 768 cells) that copies of the sequence's own cells
+fill up, so that an occupied neighbour lies between its first and its last cells. Inputs are pseudo-random, by a fixed
+seed. Widths between the candidates are taken to behave like the next one below: kernels change at multiples of four.
 """
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2pmesh.adapters.llama.binding import LoadedStage, Rows
-from p2pmesh.adapters.llama.steps import PREFILL_ROWS, StageShape, Widths
+from p2pmesh.adapters.llama.steps import PREFILL_ROWS, SingleRow, StageShape, Widths
 from p2pmesh.base.errors import EngineError, ErrorCode
 
 MINIMUM_WIDTH = 2
-MAXIMUM_WIDTH = 16
-_CONTEXTS = ((40, 0), (250, 0), (250, 270), (520, 0))
-"""Cells of the sequence itself, and of its neighbour."""
-
+CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+MAXIMUM_WIDTH = CANDIDATES[-1]
+_OWN_CELLS = 2 * PREFILL_ROWS
+_COPIES = (0, 2, 5)
 _SEED = 20
 _EMBEDDING_SCALE = 4.0
 _MAX_CACHE_BYTES = 4096
+
+_Outputs = list[NDArray[np.float32]]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What still holds: the largest width, and the ways to treat a row alone, cheapest first."""
+
+    width: int
+    singles: list[SingleRow]
 
 
 def measure_widths(stage: LoadedStage, shape: StageShape) -> Widths:
     """Runs the comparison on an idle, empty stage and leaves it empty."""
     bench = _Bench(stage, shape)
-    width, single = MAXIMUM_WIDTH, True
-    for own, neighbour in _CONTEXTS:
-        if own + MAXIMUM_WIDTH > shape.context_tokens or (neighbour and shape.lanes < 2):
-            continue
-        reference = bench.run(own, neighbour, 1, is_padded=True)
-        single = single and _is_equal(reference, bench.run(own, neighbour, 1, is_padded=False))
-        while width > MINIMUM_WIDTH and not _is_equal(reference, bench.run(own, neighbour, width, is_padded=True)):
-            width = _next_narrower(width)
+    cells = shape.context_tokens * shape.lanes
+    small = large = SingleRow.PADDED
+    width = MINIMUM_WIDTH
+    if cells >= _OWN_CELLS + MAXIMUM_WIDTH:
+        found = _Findings(MAXIMUM_WIDTH, _ways(stage))
+        _compare(bench, found, CANDIDATES)
+        small, width = found.singles[0], found.width
+        beyond = _Findings(width, _ways(stage))
+        for copies in _COPIES[1:]:
+            if cells >= _OWN_CELLS * (1 + copies) + MAXIMUM_WIDTH and bench.add_neighbours(copies):
+                _compare(bench, beyond, (max(MINIMUM_WIDTH, width // 2), width))
+                large, width = beyond.singles[0], beyond.width
     stage.clear_cells()
-    return Widths(width, single)
+    return Widths(width, small, large)
 
 
-def _next_narrower(width: int) -> int:
-    return width - 1
+def _ways(stage: LoadedStage) -> list[SingleRow]:
+    ways = [SingleRow.PLAIN, SingleRow.REFERENCE, SingleRow.PADDED]
+    return ways if stage.has_reference_attention else [SingleRow.PLAIN, SingleRow.PADDED]
 
 
-def _is_equal(left: list[NDArray[np.float32]], right: list[NDArray[np.float32]]) -> bool:
+def _compare(bench: "_Bench", found: _Findings, widths: tuple[int, ...]) -> None:
+    """Narrows the findings by what holds in the cache as it is now."""
+    reference = bench.run_singles(SingleRow.PADDED)
+    while found.singles[0] is not SingleRow.PADDED and not _is_equal(reference, bench.run_singles(found.singles[0])):
+        del found.singles[0]
+    for width in widths:
+        if not _is_equal(reference[:width], bench.run_together(width)):
+            found.width = max((narrower for narrower in CANDIDATES if narrower < width), default=MINIMUM_WIDTH)
+            return
+
+
+def _is_equal(left: _Outputs, right: _Outputs) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 class _Bench:
-    """Runs the same ``MAXIMUM_WIDTH`` rows after the same context in calls of any width."""
+    """The same rows after the same context, alone or together."""
 
     def __init__(self, stage: LoadedStage, shape: StageShape) -> None:
         self._stage = stage
         self._shape = shape
         random = np.random.Generator(np.random.PCG64(_SEED))
-        longest = max(own for own, _ in _CONTEXTS) + MAXIMUM_WIDTH
-        size = shape.vocabulary_size or 32
-        self._tokens = random.integers(0, size, longest).astype(np.int32)
-        self._embeddings = (
-            None
-            if shape.is_first
-            else (random.standard_normal((longest, shape.hidden_size)) * _EMBEDDING_SCALE).astype(np.float32)
-        )
-        self._prepared: tuple[int, int] | None = None
+        count = _OWN_CELLS + MAXIMUM_WIDTH
+        self._tokens = random.integers(0, shape.vocabulary_size or 32, count).astype(np.int32)
+        self._embeddings: NDArray[np.float32] | None = None
+        if not shape.is_first:
+            scaled = random.standard_normal((count, shape.hidden_size)) * _EMBEDDING_SCALE
+            self._embeddings = scaled.astype(np.float32)
+        self._scratch = shape.lanes
+        stage.clear_cells()
+        for start in range(0, _OWN_CELLS, PREFILL_ROWS):
+            self._call(start, start + PREFILL_ROWS, is_padded=False)
+        self._own = stage.save_cells(0)
 
-    def run(self, own: int, neighbour: int, width: int, *, is_padded: bool) -> list[NDArray[np.float32]]:
-        """Outputs of the rows after the context, in calls of ``width`` rows."""
-        self._prepare(own, neighbour)
-        outputs: list[NDArray[np.float32]] = []
-        for start in range(own, own + MAXIMUM_WIDTH, width):
-            end = min(start + width, own + MAXIMUM_WIDTH)
-            self._call(start, end, 0, has_scratch=is_padded and end - start == 1)
-            for row in range(end - start):
-                output = self._stage.logits(row) if self._shape.is_last else self._stage.hidden_rows()[row]
-                outputs.append(output.copy())
+    def add_neighbours(self, count: int) -> bool:
+        """Starts over with the context and then ``count`` copies of its cells; false if the copying fails."""
+        self._stage.clear_cells()
+        if self._own is None or not self._stage.restore_cells(0, self._own):
+            return False
+        for _ in range(count):
+            if not self._stage.restore_cells(self._scratch, self._own):
+                return False
+            self._stage.share_cells(self._scratch, self._scratch + 1, 0)
+            self._stage.drop_cells(self._scratch, 0)
+        return True
+
+    def run_singles(self, way: SingleRow) -> _Outputs:
+        """Outputs of the rows after the context, one a call."""
+        outputs: _Outputs = []
+        self._stage.use_reference_attention(way is SingleRow.REFERENCE)
+        for row in range(_OWN_CELLS, _OWN_CELLS + MAXIMUM_WIDTH):
+            self._call(row, row + 1, is_padded=way is SingleRow.PADDED)
+            outputs += self._outputs(1)
+        self._stage.use_reference_attention(False)
+        self._stage.drop_cells(0, _OWN_CELLS)
         return outputs
 
-    def _prepare(self, own: int, neighbour: int) -> None:
-        if self._prepared == (own, neighbour):
-            self._stage.drop_cells(0, own)
-            return
-        self._stage.clear_cells()
-        for lane, count in ((1, neighbour), (0, own)):
-            for start in range(0, count, PREFILL_ROWS):
-                self._call(start, min(start + PREFILL_ROWS, count), lane, has_scratch=False)
-        self._prepared = (own, neighbour)
+    def run_together(self, width: int) -> _Outputs:
+        """Outputs of the first ``width`` rows after the context, in one call."""
+        self._call(_OWN_CELLS, _OWN_CELLS + width, is_padded=False)
+        outputs = self._outputs(width)
+        self._stage.drop_cells(0, _OWN_CELLS)
+        return outputs
 
-    def _call(self, start: int, end: int, lane: int, *, has_scratch: bool) -> None:
-        rows = end - start + has_scratch
-        positions = np.zeros(rows, dtype=np.int32)
-        positions[: end - start] = np.arange(start, end)
-        sequences = np.full(rows, lane, dtype=np.int32)
+    def _outputs(self, count: int) -> _Outputs:
+        if self._shape.is_last:
+            return [self._stage.logits(row).copy() for row in range(count)]
+        return list(self._stage.hidden_rows()[:count].copy())
+
+    def _call(self, start: int, end: int, *, is_padded: bool) -> None:
+        positions = np.arange(start, end, dtype=np.int32)
+        sequences = np.zeros(end - start, dtype=np.int32)
         picks = np.arange(start, end)
-        if has_scratch:
-            sequences[-1] = self._shape.lanes
-            picks = np.append(picks, 0)
-        status = self._stage.decode(
-            Rows(
-                self._tokens[picks] if self._embeddings is None else None,
-                None if self._embeddings is None else self._embeddings[picks],
-                positions,
-                sequences,
-                np.ones(rows, dtype=np.int8),
-            )
-        )
-        if has_scratch:
-            self._stage.drop_cells(self._shape.lanes, 0)
+        if is_padded:
+            positions, picks = np.append(positions, np.int32(0)), np.append(picks, 0)
+            sequences = np.append(sequences, np.int32(self._scratch))
+        tokens = self._tokens[picks] if self._embeddings is None else None
+        embeddings = None if self._embeddings is None else self._embeddings[picks]
+        outputs = np.ones(len(picks), dtype=np.int8)
+        status = self._stage.decode(Rows(tokens, embeddings, positions, sequences, outputs))
+        if is_padded:
+            self._stage.drop_cells(self._scratch, 0)
         if status != 0:
             raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"the first calls of the stage fail with {status}")
 
@@ -116,22 +152,27 @@ class _Bench:
 def load_widths(folder: Path, key: str) -> Widths | None:
     """Widths measured earlier under the same key; None when there are none that can be read."""
     try:
-        text = (folder / f"width-{key}.json").read_bytes()[:_MAX_CACHE_BYTES]
-        fields = json.loads(text)
-        width, single = fields["exact_width"], fields["single_is_exact"]
+        fields = json.loads((folder / f"width-{key}.json").read_bytes()[:_MAX_CACHE_BYTES])
+        width = fields["exact_width"]
+        singles = SingleRow(fields["single_small"]), SingleRow(fields["single_large"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not isinstance(width, int) or not MINIMUM_WIDTH <= width <= MAXIMUM_WIDTH or not isinstance(single, bool):
+    if width not in CANDIDATES:
         return None
-    return Widths(width, single)
+    return Widths(width, *singles)
 
 
 def store_widths(folder: Path, key: str, widths: Widths) -> None:
     """Keeps widths for later loads; a disk that refuses costs only the next measurement."""
+    fields = {
+        "exact_width": widths.exact_width,
+        "single_small": widths.single_small.value,
+        "single_large": widths.single_large.value,
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".width-{key}.{os.getpid()}"
-        partial.write_text(json.dumps({"exact_width": widths.exact_width, "single_is_exact": widths.single_is_exact}))
+        partial.write_text(json.dumps(fields))
         partial.replace(folder / f"width-{key}.json")
     except OSError:
         return

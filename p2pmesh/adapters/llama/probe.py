@@ -1,0 +1,171 @@
+"""What only a run can tell about this machine, asked in child processes that may die of it.
+
+Two questions, answered once per machine, build and stage file, and kept in the cache directory:
+
+- does llama.cpp run with its extra buffer types (repacked weights, AMX)? Some virtual machines announce instructions
+  that trap; a child that dies of it means no, and the engine says so in its notes;
+- how long may OpenMP's idle threads spin after a graph? They take the core that another stage on this machine needs.
+  A part of a model is measured as it will live there: two contexts in one child step in strict alternation from two
+  threads, each with its own team. A whole model is measured alone, with a short pause between steps.
+
+Bounded by a deadline; what could not be measured falls back to ``DEFAULT_SPIN_COUNT`` and no extra buffers.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
+
+DEFAULT_SPIN_COUNT = 20_000
+SPIN_CANDIDATES: tuple[int | None, ...] = (None, 20_000, 2_000, 0)
+"""None leaves OpenMP its own default."""
+
+DEADLINE_SECONDS = 20.0
+_MAX_CACHE_BYTES = 4096
+_TIE = 1.03
+"""A candidate must be this much faster than the default choice to replace it: measurements are noisy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """The stage as it will be loaded; ``environment`` is added to the children's (tests use it)."""
+
+    path: str
+    digest: str
+    is_first: bool
+    is_last: bool
+    threads: int
+    gpu_layers: int
+    cache_directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFindings:
+    """How to load and run the stage. ``spin_count`` None: OpenMP's default."""
+
+    use_extra_buffers: bool
+    spin_count: int | None
+    notes: tuple[str, ...] = ()
+
+
+def probe(request: ProbeRequest, environment: Mapping[str, str]) -> ProbeFindings:
+    """Findings from the cache, or measured now; blocks for a few seconds the first time."""
+    cached = _load(request)
+    if cached is not None:
+        return cached
+    findings, is_measured = _measure(request, environment)
+    if is_measured:
+        _store(request, findings)
+    return findings
+
+
+def _measure(request: ProbeRequest, environment: Mapping[str, str]) -> tuple[ProbeFindings, bool]:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    notes: list[str] = []
+    speeds: dict[int | None, float] = {}
+    first = _run_child(request, True, DEFAULT_SPIN_COUNT, environment, deadline)
+    use_extra = first.seconds is not None
+    if not use_extra:
+        notes.append(f"no extra buffer types: with them, {first.cause}")
+        first = _run_child(request, False, DEFAULT_SPIN_COUNT, environment, deadline)
+    if first.seconds is not None:
+        speeds[DEFAULT_SPIN_COUNT] = first.seconds
+        for candidate in SPIN_CANDIDATES:
+            if candidate not in speeds:
+                run = _run_child(request, use_extra, candidate, environment, deadline)
+                if run.seconds is not None:
+                    speeds[candidate] = run.seconds
+    return ProbeFindings(use_extra, _fastest(speeds), tuple(notes)), bool(speeds)
+
+
+def _fastest(seconds: Mapping[int | None, float]) -> int | None:
+    if not seconds:
+        return DEFAULT_SPIN_COUNT
+    best = min(seconds, key=lambda candidate: seconds[candidate])
+    standard = seconds.get(DEFAULT_SPIN_COUNT)
+    return best if standard is None or seconds[best] * _TIE < standard else DEFAULT_SPIN_COUNT
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One probe child: seconds a step took, or why there is none."""
+
+    seconds: float | None
+    cause: str = ""
+
+
+def _run_child(
+    request: ProbeRequest, use_extra: bool, spin: int | None, environment: Mapping[str, str], deadline: float
+) -> _Run:
+    child_environment = dict(environment)
+    child_environment.pop("GOMP_SPINCOUNT", None)
+    if spin is not None:
+        child_environment["GOMP_SPINCOUNT"] = str(spin)
+    fields = json.dumps(asdict(request) | {"use_extra_buffers": use_extra})
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return _Run(None, "there was no time left to try")
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-m", "p2pmesh.adapters.llama.probe_child", fields],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=left,
+            check=False,
+            env=child_environment,
+        )
+    except subprocess.TimeoutExpired:
+        return _Run(None, "the probe took too long")
+    if finished.returncode != 0:
+        return _Run(None, describe_exit(finished.returncode, last_line_of(finished.stderr)))
+    try:
+        return _Run(float(json.loads(finished.stdout)["seconds"]))
+    except (ValueError, KeyError, TypeError):
+        return _Run(None, "the probe's answer cannot be read")
+
+
+def _cache_file(request: ProbeRequest) -> Path:
+    machine = "\n".join((request.digest, str(request.threads), str(request.gpu_layers), _machine()))
+    return Path(request.cache_directory) / f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
+
+
+def _machine() -> str:
+    """CPU model and flags, where the system tells; another machine on the same home asks again."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts = dict.fromkeys(line for line in lines if line.startswith(("model name", "flags", "Features")))
+    return "\n".join((*facts, metadata.version("llama-cpp-python"), str(os.cpu_count())))
+
+
+def _load(request: ProbeRequest) -> ProbeFindings | None:
+    try:
+        fields: dict[str, Any] = json.loads(_cache_file(request).read_bytes()[:_MAX_CACHE_BYTES])
+        spin = fields["spin_count"]
+        return ProbeFindings(
+            bool(fields["use_extra_buffers"]), None if spin is None else int(spin), tuple(map(str, fields["notes"]))
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(request: ProbeRequest, findings: ProbeFindings) -> None:
+    """Keeps findings; a disk that refuses costs only the next measurement."""
+    target = _cache_file(request)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial.write_text(json.dumps(asdict(findings)))
+        partial.replace(target)
+    except OSError:
+        return
