@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from p2pmesh.base.quantities import Micros
-from p2pmesh.sim.scheduler import Scheduler
+from p2pmesh.sim.scheduler import RunawayError, Scheduler
 
 E = TypeVar("E")
 F = TypeVar("F")
@@ -93,5 +93,12 @@ class MachineRunner(Generic[E, F]):
         due = self._machine.deadline()
         if due is not None and due <= self._scheduler.now:
             self.post(self._deadline_event)
+            self._check_deadline_moved()
         else:
             self._arm()
+
+    def _check_deadline_moved(self) -> None:
+        """A machine that keeps a deadline which has passed would be woken for ever at the same time."""
+        due = self._machine.deadline()
+        if due is not None and due <= self._scheduler.now and not self._is_stopped:
+            raise RunawayError(f"{type(self._machine).__name__} keeps a deadline that passed at {due} us")

@@ -77,7 +77,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     rule = draw(st.sampled_from([lambda r: True, lambda r: len(r) <= longest or len(r) == layers]))
     saves = draw(st.integers(0, sizes[-1] + first + last + stage))
     cost = ModelCost(sizes, first, last, stage, cuts, rule, whole_saves_bytes=saves)
-    free = tuple(draw(st.lists(st.integers(0, 80), min_size=1, max_size=4)))
+    free = tuple(draw(st.lists(st.integers(0, 80) | st.sampled_from([30, 60]), min_size=1, max_size=4)))
     return request(cost, free, draw(st.none() | st.integers(1, 5)))
 
 
@@ -91,6 +91,11 @@ def test_the_fewest_peers_share_what_does_not_fit() -> None:
 
 def test_the_largest_peers_are_taken_first() -> None:
     assert placed(request(even_cost(8), (40, 10, 60, 50))) == [("p0", 0, 3), ("p2", 3, 8)]
+
+
+def test_equal_peers_are_taken_by_their_ids() -> None:
+    backwards = PlacementRequest(even_cost(4), peer("p0", 20), (peer("p2", 20), peer("p1", 20)))
+    assert placed(backwards) == [("p0", 0, 2), ("p1", 2, 4)]
 
 
 def test_exactly_as_many_stages_as_asked_for_though_fewer_would_do() -> None:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from p2pmesh.base.quantities import Micros
 from p2pmesh.sim.runner import MachineRunner
-from p2pmesh.sim.scheduler import Scheduler
+from p2pmesh.sim.scheduler import RunawayError, Scheduler
 
 
 @dataclass
@@ -13,11 +15,12 @@ class ScriptedMachine:
 
     script: dict[str, tuple[str, ...]]
     due: Micros | None = None
+    is_stuck: bool = False
     handled: list[tuple[int, str]] = field(default_factory=list)
 
     def handle(self, event: str, now: Micros) -> tuple[str, ...]:
         self.handled.append((now, event))
-        if event == "deadline":
+        if event == "deadline" and not self.is_stuck:
             self.due = None
         return self.script.get(event, ())
 
@@ -73,6 +76,14 @@ def test_a_deadline_that_moves_on_is_kept_at_its_new_time_and_one_that_moves_up_
     setting.post_due("sooner", 85)
     setting.scheduler.run_until(Micros(200))
     assert setting.machine.handled[2:] == [(80, "sooner"), (85, "deadline")]
+
+
+def test_a_machine_that_keeps_a_deadline_that_has_passed_is_stopped() -> None:
+    setting = Setting({})
+    setting.machine.is_stuck = True
+    setting.post_due("start", 70)
+    with pytest.raises(RunawayError, match="70 us"):
+        setting.scheduler.run_until(Micros(200))
 
 
 def test_a_deadline_that_is_taken_back_does_not_come() -> None:

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core.coordination import Event, RunMachine, StageFailed
+from p2pmesh.core.generation import Effect, GenerationMachine
 from p2pmesh.sim.peer import number_of, peer_id_of
 from p2pmesh.sim.scenario import SCENARIOS, SECOND_US, ModelLoad, PopulationModel
 from p2pmesh.sim.world import Report, simulate
@@ -36,6 +39,25 @@ def test_every_invariant_holds_under_every_fault(name: str, seed: int) -> None:
     assert report.violations == ()
     assert report.runs >= 1
     assert report.tokens > 0
+
+
+def test_a_machine_that_goes_on_after_its_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_without_an_end(machine: GenerationMachine, *effects: Effect) -> tuple[Effect, ...]:
+        machine._deadline = None
+        return effects
+
+    monkeypatch.setattr(GenerationMachine, "_end", end_without_an_end)
+    assert any("ends while" in text for text in run("calm").violations)
+
+
+def test_a_run_that_outlives_its_stage_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = RunMachine.handle
+
+    def deaf_to_losses(machine: RunMachine, event: Event, now: Micros) -> tuple[object, ...]:
+        return () if isinstance(event, StageFailed) else handle(machine, event, now)
+
+    monkeypatch.setattr(RunMachine, "handle", deaf_to_losses)
+    assert any("to a lost peer" in text for text in run("stage-loss").violations)
 
 
 def test_digests_do_not_depend_on_the_order_of_hashing() -> None:
