@@ -243,6 +243,14 @@ class Drivers:
         driver.fail_all(error)
         self._changed()
 
+    def fail_run(self, run_id: bytes, error: P2PMeshError) -> None:
+        """The run is ending: its sequences hear the cause before their stage is stopped."""
+        driver = self._drivers.get(run_id)
+        if driver is not None:
+            driver.is_published = False
+            driver.fail_all(error)
+            self._changed()
+
     def all(self) -> tuple[Driver, ...]:
         """Every driver, oldest first."""
         return tuple(self._drivers.values())

@@ -69,6 +69,11 @@ class StageRun:
         """Whether this stage samples."""
         return self.load.index == len(self.load.stages) - 1
 
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that have begun here and neither ended nor been cancelled."""
+        return len(self._open_sequences)
+
     # --- life ------------------------------------------------------------------
     async def run(self, ready: Callable[[], Awaitable[None]]) -> None:
         """Opens the stream to the next stage, calls ``ready`` and relays until cancelled; raises why it broke."""

@@ -71,6 +71,7 @@ def _describe_stage(run: StageRun) -> dict[str, Any]:
         "fingerprint": facts.fingerprint,
         "exact_width": facts.exact_width,
         "kv_bytes": facts.kv_bytes,
+        "open_sequences": run.open_sequences,
         "notes": list(facts.notes),
     }
 

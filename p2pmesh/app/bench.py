@@ -1,0 +1,234 @@
+"""``p2pmesh bench decode``: tokens per second of a plain loop, of one engine, and of 1, 2, 3 … peers, in one run.
+
+Every row is measured side by side with the plain loop: the machine is shared, so only ratios of neighbours in time
+mean something. Peers are real node processes with real libp2p streams between them; a client reads from ``/v1``.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+import httpx
+import trio
+
+from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
+from p2pmesh.adapters.llama.plain_loop import measure_plain_decode
+from p2pmesh.adapters.model_packages import DEMO_MODEL
+from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.app.bench_engine import measure_engine_decode, whole_model_spec
+from p2pmesh.app.config import BenchDecodeOptions
+from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.limits import DEFAULT_LANES
+from p2pmesh.ports.models import ModelFile
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 15.0
+REQUEST_TIMEOUT_S = 300.0
+MAX_LINE_CHARACTERS = 1 << 20
+REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. Rates are medians; ``ratio`` is the median of ratios to the plain loop beside it."""
+
+    name: str
+    tokens_per_s: float
+    plain_tokens_per_s: float
+    ratio: float
+    lowest_ratio: float
+    highest_ratio: float
+
+
+def run_decode(options: BenchDecodeOptions, out: TextIO) -> int:
+    """Measures and prints the table, each row as soon as it is measured; 0."""
+    with tempfile.TemporaryDirectory(prefix="p2pmesh-bench-") as scratch:
+        bench = _DecodeBench(options, Path(scratch))
+        if not options.is_json:
+            _write(out, f"{bench.model.name}, {options.prompt_tokens} prompt tokens, {options.decode_tokens} decoded")
+            _write(out, f"{'':24}{'tok/s':>8}{'plain tok/s':>14}{'ratio':>8}{'lowest':>9}{'highest':>9}")
+        show = (lambda _: None) if options.is_json else (lambda row: _write(out, _line_of(row)))
+        rows = trio.run(bench.rows, show)
+    if options.is_json:
+        _write(out, json.dumps({"model": bench.model.name, "rows": [asdict(row) for row in rows]}, indent=2))
+    return 0
+
+
+def _write(out: TextIO, line: str) -> None:
+    out.write(line + "\n")
+    out.flush()
+
+
+def _line_of(row: Row) -> str:
+    return (
+        f"{row.name:24}{row.tokens_per_s:8.1f}{row.plain_tokens_per_s:14.1f}"
+        f"{row.ratio:8.2f}{row.lowest_ratio:9.2f}{row.highest_ratio:9.2f}"
+    )
+
+
+class _DecodeBench:
+    """One run of the benchmark; peers keep their homes in ``scratch``."""
+
+    def __init__(self, options: BenchDecodeOptions, scratch: Path) -> None:
+        self._options = options
+        self._scratch = scratch
+        cache = options.home / "cache"
+        store = DiskModelStore(options.home / "models", cache)
+        self._engine_cache = cache / "engine"
+        self.model: ModelFile = trio.run(store.resolve, options.model or DEMO_MODEL)
+        # Any tokens do: the loops below decode whatever the model says next. The first ones are control tokens.
+        self._prompt = tuple(100 + (7 * i) % 1000 for i in range(options.prompt_tokens))
+
+    async def rows(self, show: Callable[[Row], None]) -> tuple[Row, ...]:
+        """The table's rows, in order; each is shown as soon as it is measured."""
+        rows: list[Row] = []
+
+        async def add(name: str, measure: Callable[[], Awaitable[float]]) -> None:
+            rows.append(await self._compare(name, measure))
+            show(rows[-1])
+
+        await add("plain loop, again", self._plain)
+        launcher = LlamaEngineLauncher(LauncherOptions(str(self._engine_cache)))
+        async with launcher.launch(whole_model_spec(self.model, DEFAULT_LANES)) as engine:
+            numbers = count(1)
+
+            async def measure() -> float:
+                return await measure_engine_decode(engine, self._prompt, self._options.decode_tokens, next(numbers))
+
+            await add("one engine", measure)
+        for peers in self._options.peers:
+            with ExitStack() as stack:
+                api_url = await trio.to_thread.run_sync(self._start_peers, stack, peers)
+                name = f"{peers} peer{'s' if peers > 1 else ''} over libp2p"
+                await add(name, partial(self._measure_api, api_url))
+        return tuple(rows)
+
+    async def _compare(self, name: str, measure: Callable[[], Awaitable[float]]) -> Row:
+        await measure()  # warms caches on both sides
+        pairs = []
+        for repeat in range(REPEATS):
+            if repeat % 2:
+                rate, plain = await measure(), await self._plain()
+            else:
+                plain, rate = await self._plain(), await measure()
+            pairs.append((rate, plain))
+        ratios = [rate / plain for rate, plain in pairs]
+        return Row(
+            name,
+            statistics.median(rate for rate, _ in pairs),
+            statistics.median(plain for _, plain in pairs),
+            statistics.median(ratios),
+            min(ratios),
+            max(ratios),
+        )
+
+    async def _plain(self) -> float:
+        options = self._options
+        return await trio.to_thread.run_sync(
+            measure_plain_decode, self.model.path, options.prompt_tokens, options.decode_tokens
+        )
+
+    async def _measure_api(self, api_url: str) -> float:
+        return await trio.to_thread.run_sync(self._read_stream, api_url)
+
+    # --- peers -----------------------------------------------------------------
+    def _start_peers(self, stack: ExitStack, peers: int) -> str:
+        """Starts a founder that coordinates and ``peers - 1`` joiners; the founder's API URL once all is ready."""
+        founder = stack.enter_context(self._peer("founder", "--model", self.model.path, "--split", str(peers)))
+        url = founder.wait("listening")["api_url"]
+        invite = founder.wait("invite")["invite"]
+        for number in range(1, peers):
+            stack.enter_context(self._peer(f"joiner{number}", "--join", invite))
+        founder.wait("pipeline_ready")
+        return str(url)
+
+    @contextmanager
+    def _peer(self, name: str, *arguments: str) -> Iterator["_PeerProcess"]:
+        home = self._scratch / name
+        engine_cache = home / "cache" / "engine"
+        if self._engine_cache.is_dir() and not engine_cache.exists():
+            shutil.copytree(self._engine_cache, engine_cache)  # what was measured about this machine stays true
+        command = [
+            sys.executable, "-m", "p2pmesh", "up", "--home", str(home), "--name", name, "--port", "0",
+            "--console-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", "--log-format", "json", *arguments,
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+            peer = _PeerProcess(process)
+            try:
+                yield peer
+            finally:
+                peer.stop()
+
+    def _read_stream(self, api_url: str) -> float:
+        """Tokens per second between the first and the last token of a stream."""
+        body = {
+            "model": Path(self.model.path).stem,
+            "prompt": list(self._prompt),
+            "max_tokens": self._options.decode_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        times: list[float] = []
+        with (
+            httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client,
+            client.stream("POST", f"{api_url}/v1/completions", json=body) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise Refused(ErrorCode.INTERNAL, f"a peer of the benchmark answered {response.status_code}")
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    times.append(time.perf_counter())
+        return _rate(times, self._options.decode_tokens)
+
+
+def _rate(times: list[float], expected: int) -> float:
+    if len(times) < max(2, expected // 2):
+        text = f"the model stopped after {len(times)} tokens; take another --model or fewer --tokens"
+        raise Refused(ErrorCode.INTERNAL, text)
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+class _PeerProcess:
+    """A node process and its events."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        self._stdout: IO[str] = process.stdout
+        self._deadline = time.monotonic() + START_TIMEOUT_S
+
+    def wait(self, name: str) -> dict[str, Any]:
+        """The next event of this name; raises if the node ends, fails or is too slow."""
+        while time.monotonic() < self._deadline:
+            line = self._stdout.readline(MAX_LINE_CHARACTERS)
+            if not line:
+                break
+            event: dict[str, Any] = json.loads(line)
+            if event.get("event") == name:
+                return event
+            if event.get("event") == "error":
+                raise Refused(ErrorCode.INTERNAL, f"a peer of the benchmark failed: {event.get('message')}")
+        raise Refused(
+            ErrorCode.DEADLINE_EXCEEDED, f"a peer of the benchmark gave no {name} event; see its output above"
+        )
+
+    def stop(self) -> None:
+        """Ends the node, gently first."""
+        self._process.terminate()
+        try:
+            self._process.communicate(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
