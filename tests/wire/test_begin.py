@@ -1,0 +1,60 @@
+"""The body of BEGIN."""
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.wire.begin import Begin, decode_begin, encode_begin
+from p2pmesh.wire.generation import MAX_SEED, SamplingParameters
+
+GOOD = msgpack.unpackb(encode_begin(Begin(SamplingParameters(), 3)))
+
+
+@given(
+    st.floats(0, 2), st.integers(0, 1_000_000), st.floats(-2, 2), st.integers(0, MAX_SEED), st.integers(1, 2**31 - 1)
+)
+def test_round_trip(temperature, top_k, penalty, seed, prompt_tokens):
+    parameters = SamplingParameters(temperature=temperature, top_k=top_k, presence_penalty=penalty, seed=seed)
+    assert decode_begin(encode_begin(Begin(parameters, prompt_tokens))) == Begin(parameters, prompt_tokens)
+
+
+def test_unknown_fields_are_left_out():
+    assert decode_begin(msgpack.packb(GOOD | {"later": 1})) == Begin(SamplingParameters(), 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"temperature": 2.5}, ErrorCode.REQUEST_INVALID),
+        ({"temperature": float("nan")}, ErrorCode.REQUEST_INVALID),
+        ({"temperature": "1"}, ErrorCode.MESSAGE_MALFORMED),
+        ({"temperature": True}, ErrorCode.MESSAGE_MALFORMED),
+        ({"top_k": 1.5}, ErrorCode.MESSAGE_MALFORMED),
+        ({"seed": -1}, ErrorCode.REQUEST_INVALID),
+        ({"prompt_tokens": 0}, ErrorCode.REQUEST_INVALID),
+        ({"prompt_tokens": 2**31}, ErrorCode.REQUEST_INVALID),
+        ({"prompt_tokens": None}, ErrorCode.MESSAGE_MALFORMED),
+        ({"n" * 65: 1}, ErrorCode.MESSAGE_MALFORMED),
+        ({"deep": [1]}, ErrorCode.MESSAGE_MALFORMED),
+    ],
+)
+def test_a_wrong_field_is_refused(change, code):
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_begin(msgpack.packb(GOOD | change))
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x01", msgpack.packb({}), bytes(70_000)])
+def test_other_bytes_are_refused(body):
+    with pytest.raises(RemoteProtocolError):
+        decode_begin(body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_decoded_or_refused(body):
+    try:
+        decode_begin(body)
+    except RemoteProtocolError:
+        pass
