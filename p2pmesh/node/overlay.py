@@ -216,6 +216,8 @@ class Overlay:
 
     def _admit(self, peer: PeerId, announcement: bytes) -> None:
         """At once, not through the runner's queue: the caller's next stream relies on it."""
+        if peer not in self._ports.network.connected_peers():
+            raise PeerUnavailable(ErrorCode.PEER_LOST, f"peer {peer} went away while it said hello; try again")
         for effect in self._admission.handle(admission.HelloAccepted(peer), self._ports.clock.now()):
             if isinstance(effect, admission.Drop):
                 raise PeerUnavailable(effect.code, f"peer {peer} cannot be admitted: {effect.code.value}")
