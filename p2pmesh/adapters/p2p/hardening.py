@@ -31,6 +31,7 @@ import trio
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
 from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.host.basic_host import BasicHost
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
@@ -68,6 +69,8 @@ AGENT_VERSION = f"p2pmesh/{p2pmesh.__version__}"
 _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.host.basic_host", "BasicHost._identify_task_entry"),
     ("libp2p.identity.identify.identify", "AGENT_VERSION"),
+    ("libp2p.network.auto_connector", "AutoConnector.maybe_connect"),
+    ("libp2p.network.auto_connector", "AutoConnector.record_disconnect"),
     ("libp2p.network.connection.swarm_connection", "SwarmConn._handle_muxed_stream"),
     ("libp2p.network.connection.swarm_connection", "logging"),
     ("libp2p.network.swarm", "Swarm.add_conn"),
@@ -190,6 +193,10 @@ class HardenedUpgrader(TransportUpgrader):
 class HardenedSwarm(Swarm):
     """The swarm in which each connection's trouble is its own."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.auto_connector = IdleAutoConnector(self)
+
     @property
     def manager(self) -> Any:
         """The guarded manager."""
@@ -208,6 +215,19 @@ class HardenedSwarm(Swarm):
         if isinstance(muxed_conn, YamuxConnection):
             await muxed_conn.event_closed.wait()
         raise SwarmException("the connection has ended")
+
+
+class IdleAutoConnector(AutoConnector):
+    """Connects to nobody and remembers nobody: whom to dial is the node's decision."""
+
+    async def start(self) -> None:
+        """Stays idle."""
+
+    async def maybe_connect(self) -> None:
+        """Never."""
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Forgets at once."""
 
 
 class HardenedHost(BasicHost):

@@ -309,7 +309,6 @@ class _Runner:
         self._swarm.register_notifee(_ConnectionWatch(self._swarm, events))
         await stack.enter_async_context(self._host.run(self._listen))
         stack.push_async_callback(self._stop_listening)
-        await self._swarm.auto_connector.stop()
         for address in self._listen:
             if str(address) not in self._swarm.listeners:
                 return port_in_use(str(address))
