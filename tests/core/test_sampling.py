@@ -73,9 +73,7 @@ def test_neighbouring_positions_share_no_output():
     st.integers(0, 1000),
 )
 def test_the_fast_way_is_the_written_out_way(values, temperature, top_k, top_p, min_p, seed, position):
-    parameters = SamplingParameters(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed
-    )
+    parameters = SamplingParameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     logits = np.array(values, dtype=np.float32)
     assert sample(logits, [], 0, parameters, 2, position) == reference(logits, parameters, 2, position)
 
