@@ -29,6 +29,13 @@ class RunTable:
         """The stage of a run here."""
         return self._runs.get(run_id)
 
+    async def wait_idle(self) -> None:
+        """Until no sequence is open on any stage here; a stage that goes meanwhile has none."""
+        for run in self.runs():
+            seen = run.ended.count
+            while run.open_sequences:
+                seen = await run.ended.wait_beyond(seen)
+
     def add(self, run: StageRun) -> None:
         """A stage is up."""
         if run.load.run_id in self._runs:

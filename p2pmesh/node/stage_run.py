@@ -15,6 +15,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_LANES, PREFILL_CHUNK_TOKENS, PREFILL_CREDITS, STAGE_PROTOCOL
+from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import FrameStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
@@ -58,6 +59,9 @@ class StageRun:
         self._failure: P2PMeshError | None = None
         self._was_widened = False
         self._cancel_scope = trio.CancelScope()
+        self._is_closed = trio.Event()
+        self.ended = Changes()
+        """Marked when a sequence is over here."""
 
     @property
     def is_driver(self) -> bool:
@@ -89,6 +93,7 @@ class StageRun:
         finally:
             with trio.CancelScope(shield=True):
                 await self._close()
+            self._is_closed.set()
         if self._failure is not None:
             raise self._failure
 
@@ -113,9 +118,13 @@ class StageRun:
         if self._failure is not None and not self.is_driver:
             with trio.move_on_after(2):
                 await self._fail_sequences(self._failure)
-        for stream in (self._downstream, self._return, self._upstream):
+        self._open_sequences.clear()
+        self.ended.mark()
+        for stream in (self._return, self._upstream):
             if stream is not None:
-                await (stream.finish() if self._failure is None else stream.reset())
+                await stream.finish()  # a reset would overtake the causes that were just sent
+        if self._downstream is not None:
+            await (self._downstream.finish() if self._failure is None else self._downstream.reset())
 
     async def _fail_sequences(self, error: P2PMeshError) -> None:
         for request_id, sequence in tuple(self._open_sequences):
@@ -154,7 +163,9 @@ class StageRun:
             await self._follow_forward(stream)
         except P2PMeshError as error:
             self.fail(error)
-            raise
+            await self._is_closed.wait()
+            if isinstance(error, RemoteProtocolError):
+                raise
 
     def _check_sender(self, stream: FrameStream, index: int) -> None:
         if stream.remote_peer != self.load.stages[index].peer_id:
@@ -190,12 +201,16 @@ class StageRun:
         if frame.kind is FrameKind.BEGIN:
             self._begin(key)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
-            self._open_sequences.pop(key, None)
+            self._forget(key)
         elif frame.kind is FrameKind.PREFILL:
             self._count_prefill(key)
         if frame.kind in _PASSED_ON and self._downstream is not None:
             await self._downstream.send(frame)
         await self.engine.send(frame)
+
+    def _forget(self, key: SequenceKey) -> None:
+        if self._open_sequences.pop(key, None) is not None:
+            self.ended.mark()
 
     def _begin(self, key: SequenceKey) -> None:
         if key in self._open_sequences:
@@ -240,7 +255,7 @@ class StageRun:
 
     async def _stop_elsewhere(self, frame: StageFrame) -> None:
         """A sequence that failed here is dropped by the stages after this one too."""
-        self._open_sequences.pop((frame.request_id, frame.sequence), None)
+        self._forget((frame.request_id, frame.sequence))
         if self._downstream is not None:
             await self._downstream.send(replace(frame, kind=FrameKind.CANCEL, body=b""))
 

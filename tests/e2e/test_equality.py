@@ -1,0 +1,115 @@
+"""Token for token: whatever the cuts, a pipeline gives the ids that one machine gives.
+
+One hub without memory and two joiners stay up; each case starts a coordinator with its cuts, which holds stage 0 and
+drives. Short prompts are asked of the hub, which forwards them, long ones of the driver.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import GEMMA, SMOLLM, require_models
+from tests.e2e.peers import NodeProcess, Peers, tokens_of
+
+LAYERS = {SMOLLM: 30, GEMMA: 18}
+LONG_PROMPT_TOKENS = 700
+NEW_TOKENS = 48
+SENTENCE = "The lighthouse keeper wrote in her book that the storm had come from the north, and that "
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the matrix."""
+
+    name: str
+    is_long: bool
+    parameters: tuple[tuple[str, Any], ...]
+
+
+GREEDY = (("temperature", 0),)
+SAMPLED = (("temperature", 0.8), ("seed", 20_260_129), ("top_p", 0.95))
+REQUESTS = (
+    Request("short greedy", False, GREEDY),
+    Request("short sampled", False, SAMPLED),
+    Request("long greedy", True, GREEDY),
+    Request("long sampled", True, SAMPLED),
+)
+CUTS = [
+    *((model, (cut,)) for model, layers in LAYERS.items() for cut in range(3, layers, 3)),
+    (SMOLLM, (6, 21)),
+    (SMOLLM, (13, 14)),
+    (GEMMA, (5, 11)),
+    (GEMMA, (2, 15)),
+]
+Reference = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What all cases share: the peers that stay, the answers of a single machine, the long prompts' ids."""
+
+    peers: Peers
+    hub: NodeProcess
+    references: dict[str, Reference]
+    long_prompts: dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def fixed(module_peers: Peers) -> Fixed:
+    require_models(SMOLLM, GEMMA)
+    references: dict[str, Reference] = {}
+    long_prompts: dict[str, list[int]] = {}
+    for model in LAYERS:
+        whole = module_peers.found(f"whole-{model}", "--model", model, "--split", "1")
+        whole.wait_for("pipeline_ready")
+        long_prompts[model] = _long_prompt(whole, model)
+        references[model] = {r.name: _ask(whole, model, r, long_prompts[model]) for r in REQUESTS}
+        whole.stop()
+    hub = module_peers.found("hub", "--max-memory", "0")
+    for name in ("b", "c"):
+        module_peers.join(name, hub.invite, "--max-memory", "4GiB")
+    return Fixed(module_peers, hub, references, long_prompts)
+
+
+def _long_prompt(node: NodeProcess, model: str) -> list[int]:
+    answer = node.complete(model, SENTENCE * 60, max_tokens=1, temperature=0)
+    ids = list(answer["choices"][0]["prompt_token_ids"])
+    assert len(ids) >= LONG_PROMPT_TOKENS
+    return ids[:LONG_PROMPT_TOKENS]
+
+
+def _ask(node: NodeProcess, model: str, request: Request, long_prompt: list[int]) -> list[int]:
+    prompt = long_prompt if request.is_long else SENTENCE
+    return tokens_of(node.complete(model, prompt, max_tokens=NEW_TOKENS, **dict(request.parameters)))
+
+
+def test_the_references_say_something(fixed: Fixed) -> None:
+    for reference in fixed.references.values():
+        assert all(len(tokens) > NEW_TOKENS // 2 for tokens in reference.values())
+        assert len({tuple(tokens) for tokens in reference.values()}) == len(REQUESTS)
+
+
+@pytest.mark.parametrize(("model", "cuts"), CUTS, ids=lambda value: str(value).replace(" ", ""))
+def test_a_pipeline_answers_token_for_token_as_one_machine(fixed: Fixed, model: str, cuts: tuple[int, ...]) -> None:
+    driver = fixed.peers.join(
+        f"driver-{model}", fixed.hub.invite, "--model", model, "--cuts", ",".join(map(str, cuts)),
+        "--max-memory", "4GiB",
+    )  # fmt: skip
+    after = fixed.hub.mark()
+    stages = driver.wait_for("pipeline_ready")["stages"]
+    ends = (*cuts, LAYERS[model])
+    assert [stage["layers"] for stage in stages] == [[a, b] for a, b in zip((0, *cuts), ends, strict=True)]
+    assert stages[0]["peer_id"] == driver.peer_id
+    assert len({stage["peer_id"] for stage in stages}) == len(stages)
+    fixed.hub.wait_for("ready", after=max(0, after - 1), where=lambda event: model in event["models"])
+
+    def ask(request: Request) -> tuple[str, list[int]]:
+        node = driver if request.is_long else fixed.hub
+        return request.name, _ask(node, model, request, fixed.long_prompts[model])
+
+    assert dict(map(ask, REQUESTS)) == fixed.references[model], "alone"
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        assert dict(pool.map(ask, REQUESTS)) == fixed.references[model], "beside three others"
+    driver.stop()
