@@ -44,6 +44,8 @@ STATUS_TIMEOUT_S = 150.0
 SERVING_SILENCE_S = 365 * 24 * 3600.0
 PROBE_TIMEOUT_S = 130.0
 PUBLISH_TIMEOUT_S = 15.0
+SYMPTOM_WAIT_S = 0.3
+"""A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
 PEERS_SETTLE_S = 0.5
 """Peers that start together are waited for this long before a plan, so that the first does not get all."""
 
@@ -216,6 +218,8 @@ class Run:
             else:
                 await self._hold_remote(load, reported)
         except P2PMeshError as error:
+            if error.code is ErrorCode.PEER_LOST:
+                await trio.sleep(SYMPTOM_WAIT_S)
             text = f"stage {index} on peer {self.placement.stages[index].peer_id}: {error.message}"
             await self._runner.put(coordination.StageFailed(index, error.code, text))
 

@@ -1,0 +1,183 @@
+"""Engines without llama.cpp: a model whose next token is a pure function of the token history.
+
+An activation says which token a row is and how many layers it has been through; the last stage checks both, so that a
+row which took another way, or came out of order, is noticed. ``next_token`` is the reference.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import trio
+
+from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError
+from p2pmesh.ports.engine import EngineFacts, EngineSpec
+from p2pmesh.wire.begin import decode_begin
+from p2pmesh.wire.generation import ChatMessage, SamplingParameters
+from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_activation, error_frame
+
+HIDDEN_SIZE = 4
+TEXT_TOKENS = 256
+END_TOKEN = 256
+BEGINNING_TOKEN = 257
+VOCABULARY = 258
+_ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
+
+Key = tuple[bytes, int]
+
+
+def next_token(history: Sequence[int], parameters: SamplingParameters) -> int:
+    """A letter that depends on all tokens so far, and on the seed unless the request is greedy."""
+    salt = 0 if parameters.temperature == 0 else parameters.seed + 1
+    digest = hashlib.sha256(repr((salt, tuple(history))).encode()).digest()
+    return ord("a") + digest[0] % 26
+
+
+def expected_tokens(prompt: Sequence[int], count: int, parameters: SamplingParameters) -> list[int]:
+    """What any pipeline must answer."""
+    history = list(prompt)
+    for _ in range(count):
+        history.append(next_token(history, parameters))
+    return history[len(prompt) :]
+
+
+@dataclass
+class _Sequence:
+    parameters: SamplingParameters
+    history: list[int] = field(default_factory=list)
+
+
+class FakeEngine:
+    """Implements ``ports.engine.Engine``. While held it takes frames and does nothing with them."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.taken: list[StageFrame] = []
+        self.facts = EngineFacts(
+            HIDDEN_SIZE, 8, "fake", 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}),
+        )  # fmt: skip
+        self._sequences: dict[Key, _Sequence] = {}
+        self._waiting: list[StageFrame] | None = None
+        self._death: EngineError | None = None
+        self._out, self._in = trio.open_memory_channel[StageFrame](10_000)
+
+    # --- what a test does to it
+    def kill(self, message: str = "the engine process was killed by SIGKILL") -> None:
+        """The child is gone."""
+        self._death = EngineError(ErrorCode.ENGINE_CRASHED, message)
+        self._out.close()
+
+    def hold(self) -> None:
+        """Computes nothing until ``go_on``."""
+        self._waiting = []
+
+    def go_on(self) -> None:
+        """Does what has come meanwhile."""
+        waiting, self._waiting = self._waiting or [], None
+        for frame in waiting:
+            self._take(frame)
+
+    def count(self, kind: FrameKind) -> int:
+        """Frames of a kind that have come."""
+        return sum(frame.kind is kind for frame in self.taken)
+
+    # --- the port
+    async def send(self, frame: StageFrame) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._death is not None:
+            raise self._death
+        self.taken.append(frame)
+        if self._waiting is not None:
+            self._waiting.append(frame)
+        else:
+            self._take(frame)
+
+    async def receive(self) -> StageFrame:
+        try:
+            return await self._in.receive()
+        except trio.EndOfChannel:
+            assert self._death is not None
+            raise self._death from None
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        return (BEGINNING_TOKEN,) * add_special + tuple(text.encode())
+
+    async def render_chat(self, messages: tuple[ChatMessage, ...]) -> str:
+        return "".join(f"[{message.role}]{message.content}\n" for message in messages)
+
+    async def pieces(self) -> tuple[bytes, ...]:
+        return (*(bytes([token]) for token in range(TEXT_TOKENS)), b"", b"")
+
+    # --- the model
+    @property
+    def _is_last(self) -> bool:
+        return self.spec.layers.end == self.spec.layer_count
+
+    def _take(self, frame: StageFrame) -> None:
+        key = (frame.request_id, frame.sequence)
+        if frame.kind is FrameKind.BEGIN:
+            self._sequences[key] = _Sequence(decode_begin(frame.body).parameters)
+        elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
+            self._sequences.pop(key, None)
+        elif frame.kind in _ROWS and key in self._sequences:
+            self._run(self._sequences[key], frame)
+
+    def _run(self, sequence: _Sequence, frame: StageFrame) -> None:
+        if frame.position > len(sequence.history):
+            text = f"rows from {frame.position} on, {len(sequence.history)} are here"
+            self._out.send_nowait(error_frame(frame, ErrorCode.FRAME_POSITION_INVALID, text))
+            return
+        if self.spec.layers.start > 0 and not self._is_sound(frame):
+            self._out.send_nowait(error_frame(frame, ErrorCode.FRAME_VALUE_INVALID, "rows of another way"))
+            return
+        del sequence.history[frame.position :]
+        sequence.history += frame.tokens
+        if self._is_last:
+            self._answer(sequence, frame)
+        else:
+            self._out.send_nowait(self._passed_on(frame))
+
+    def _is_sound(self, frame: StageFrame) -> bool:
+        rows = decode_activation(frame)
+        return bool((rows[:, 0] == frame.tokens).all() and (rows[:, 1] == self.spec.layers.start).all())
+
+    def _passed_on(self, frame: StageFrame) -> StageFrame:
+        rows = np.zeros((len(frame.tokens), HIDDEN_SIZE), np.float32)
+        rows[:, 0] = frame.tokens
+        rows[:, 1] = self.spec.layers.end
+        return StageFrame(
+            frame.kind, frame.request_id, frame.run_id, frame.sequence, frame.position, frame.tokens,
+            HIDDEN_SIZE, WireDtype.F32, frame.flags, rows.tobytes(),
+        )  # fmt: skip
+
+    def _answer(self, sequence: _Sequence, frame: StageFrame) -> None:
+        end = frame.position + len(frame.tokens)
+        if frame.kind is FrameKind.PREFILL:
+            self._say(frame, FrameKind.CREDIT, end)
+        if frame.kind is FrameKind.DECODE or frame.flags & FrameFlag.SAMPLE:
+            self._say(frame, FrameKind.TOKEN, end, (next_token(sequence.history, sequence.parameters),))
+
+    def _say(self, cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = ()) -> None:
+        self._out.send_nowait(StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position, tokens))
+
+
+class FakeLauncher:
+    """Implements ``ports.engine.EngineLauncher``; ``engines`` are those that live, the newest last."""
+
+    def __init__(self) -> None:
+        self.engines: list[FakeEngine] = []
+        self.failure: P2PMeshError | None = None
+
+    @asynccontextmanager
+    async def launch(self, spec: EngineSpec) -> AsyncIterator[FakeEngine]:
+        await trio.lowlevel.checkpoint()
+        if self.failure is not None:
+            raise self.failure
+        engine = FakeEngine(spec)
+        self.engines.append(engine)
+        try:
+            yield engine
+        finally:
+            self.engines.remove(engine)

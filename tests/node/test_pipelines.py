@@ -1,0 +1,290 @@
+"""Runs over fake engines: relay, direct return, cancellation, death, replacement, drain."""
+
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
+from p2pmesh.wire.stage import FrameKind
+from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
+from tests.fakes.models import LAYERS, FakeModelStore, fake_model
+
+MODEL = fake_model()
+
+
+async def chain(mesh: Mesh, stages: int) -> list[MeshNode]:
+    """A coordinator that drives, and the peers that hold the other stages, in order."""
+    driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+    others = [await mesh.join(f"peer-{n}", driver) for n in range(stages - 1)]
+    mesh.serve(driver, MODEL, stage_count=stages)
+    ready = await driver.wait_told("pipeline_ready")
+    nodes = {node.peer: node for node in (driver, *others)}
+    return [nodes[stage["peer_id"]] for stage in ready["stages"]]
+
+
+async def ask_until(node: MeshNode, mesh: Mesh, strike: Callable[[], None]) -> None:
+    """A long generation in the middle of which something happens."""
+    async with node.node.generate(mesh.request(max_tokens=100_000)) as events:
+        await read_tokens(events, at_most=5)
+        strike()
+        await read_tokens(events)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+async def test_any_number_of_stages_gives_the_same_tokens(autojump_clock: MockClock, stages: int) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, stages)
+        assert nodes[0].engine.spec.layers.start == 0
+        assert nodes[-1].engine.spec.layers.end == LAYERS
+        for sampling in (GREEDY, SamplingParameters(temperature=0.8, seed=7)):
+            for text in ("hi", "a long prompt " * 100):
+                request = mesh.request(text, sampling=sampling)
+                assert await nodes[0].ask(request) == expected(request)
+
+
+async def test_a_prompt_longer_than_all_credits_goes_through(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        request = mesh.request("x" * 3000, max_tokens=3)
+        assert await nodes[0].ask(request) == expected(request)
+        assert nodes[2].engine.count(FrameKind.PREFILL) == 1 + 12  # the probe's and ours
+
+
+async def test_many_requests_share_the_lanes(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        requests = [mesh.request(f"request {n} " * (n + 1)) for n in range(12)]
+        answers: dict[int, list[int]] = {}
+
+        async def ask(index: int) -> None:
+            answers[index] = await nodes[index % 3].ask(requests[index])
+
+        for node in nodes:
+            await node.wait_routable()
+        async with trio.open_nursery() as nursery:
+            for index in range(len(requests)):
+                nursery.start_soon(ask, index)
+        assert answers == {index: expected(request) for index, request in enumerate(requests)}
+
+
+async def test_tokens_return_straight_to_the_driver(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, middle, last = await chain(mesh, 3)
+        await driver.ask(mesh.request())
+        assert last.told("direct_return_failed") == []
+        run = middle.node.table.runs()[0]
+        assert run.engine is middle.engine
+        assert len(driver.network.streams[last.peer]) > len(middle.network.streams[last.peer])
+
+
+async def test_without_a_way_back_tokens_take_the_chain(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        coordinator = await mesh.found("coordinator", memory_bytes=0, store=FakeModelStore(MODEL))
+        nodes = [await mesh.join(f"peer-{n}", coordinator) for n in range(3)]
+        for one in nodes:
+            for other in nodes:
+                if one is not other:
+                    await one.node.overlay.ensure_admitted(other.peer, other.network.addresses())
+        # whoever gets stage 0 and stage 2, they cannot reach each other; the coordinator reaches all
+        peers = {node.peer: node for node in nodes}
+        coordinator.launcher.engines.clear()
+        mesh.serve(coordinator, MODEL, stage_count=3)
+        placed = await coordinator.wait_told("placement")
+        driver, last = (peers[placed["stages"][index]["peer_id"]] for index in (0, 2))
+        mesh.overlay.cut(driver.peer, last.peer)
+        await coordinator.wait_told("pipeline_ready")
+        await last.wait_told("direct_return_failed")
+        await coordinator.wait_routable()
+        request = mesh.request()
+        assert await coordinator.ask(request) == expected(request)
+
+
+async def test_leaving_a_generation_cancels_it_on_every_stage(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        for ingress in (nodes[0], nodes[1]):
+            await ingress.wait_routable()
+            before = [node.engine.count(FrameKind.CANCEL) for node in nodes]
+            async with ingress.node.generate(mesh.request(max_tokens=100_000)) as events:
+                await read_tokens(events, at_most=5)
+            with trio.fail_after(5):
+                await nodes[0].node.drivers.wait_idle()
+                await nodes[2].node.table.wait_idle()
+                await trio.testing.wait_all_tasks_blocked()
+            assert [node.engine.count(FrameKind.CANCEL) for node in nodes] == [count + 1 for count in before]
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+async def test_an_engine_that_dies_is_named_and_the_model_comes_back(autojump_clock: MockClock, index: int) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        with pytest.raises(P2PMeshError) as raised:
+            await ask_until(nodes[0], mesh, lambda: nodes[index].engine.kill("killed by SIGKILL"))
+        assert raised.value.code is ErrorCode.ENGINE_CRASHED
+        assert "SIGKILL" in raised.value.message
+        withdrawn = await nodes[0].wait_told("model_withdrawn")
+        assert "SIGKILL" in withdrawn["message"]
+        await nodes[0].wait_told("pipeline_ready", times=2)
+        request = mesh.request()
+        assert await nodes[0].ask(request) == expected(request)
+
+
+@pytest.mark.parametrize("index", [1, 2])
+async def test_a_lost_peer_is_replaced(autojump_clock: MockClock, index: int) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        spare = await mesh.join("spare", nodes[0])
+        with pytest.raises(P2PMeshError) as raised:
+            await ask_until(nodes[0], mesh, lambda: mesh.overlay.kill(nodes[index].peer))
+        assert raised.value.code in (ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE)
+        again = await nodes[0].wait_told("pipeline_ready", times=2)
+        assert spare.peer in {stage["peer_id"] for stage in again["stages"]}
+        request = mesh.request()
+        assert await nodes[0].ask(request) == expected(request)
+
+
+async def test_without_a_spare_the_coordinator_waits_for_one(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        await mesh.kill(other)
+        await driver.wait_told("waiting_for_peers", times=1)
+        with pytest.raises(P2PMeshError) as raised:
+            await driver.ask(mesh.request())
+        assert raised.value.code is ErrorCode.MODEL_NOT_READY
+        await mesh.join("late", driver)
+        await driver.wait_told("pipeline_ready", times=2)
+        request = mesh.request()
+        assert await driver.ask(request) == expected(request)
+
+
+async def test_a_stage_that_cannot_load_ends_the_run_with_its_reason(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        other = await mesh.join("other", driver)
+        other.launcher.failure = RemoteProtocolError(ErrorCode.GGUF_INVALID, "no such tensor")
+        mesh.serve(driver, MODEL, stage_count=2)
+        withdrawn = await driver.wait_told("model_withdrawn")
+        assert "no such tensor" in withdrawn["message"]
+        other.launcher.failure = None
+        await driver.wait_told("pipeline_ready")
+
+
+async def test_a_peer_without_the_model_fetches_its_stage(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        assert other.told("stage_loading")[0]["source"] == driver.peer
+        assert set(other.store.files) < set(driver.store.files)
+
+
+async def test_a_peer_with_the_model_fetches_nothing(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        other = await mesh.join("other", driver, store=FakeModelStore(MODEL))
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert other.told("stage_loading") == []
+
+
+async def test_a_stage_with_another_digest_is_not_loaded(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        other = await mesh.join("other", driver)
+        driver.store.damage = lambda data: data[:-1] + b"?"
+        mesh.serve(driver, MODEL, stage_count=2)
+        withdrawn = await driver.wait_told("model_withdrawn")
+        assert withdrawn["code"] == "artifact_corrupt"
+        assert other.store.files == {}
+        assert other.launcher.engines == []
+
+
+async def test_a_drain_waits_for_what_runs_and_takes_nothing_new(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        other.engine.hold()
+        request = mesh.request()
+        answers: list[list[int]] = []
+
+        async def ask() -> None:
+            answers.append(await driver.ask(request))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(1):
+                await driver.node.drain(1000)
+                raise AssertionError("the drain did not wait")
+            with pytest.raises(P2PMeshError) as raised:
+                driver.node.generate(mesh.request())
+            assert raised.value.code is ErrorCode.SHUTTING_DOWN
+            with trio.move_on_after(1):
+                await other.node.drain(1000)
+                raise AssertionError("the drain of a later stage did not wait")
+            other.engine.go_on()
+            with trio.fail_after(5):
+                await driver.node.drain(1000)
+                await other.node.drain(1000)
+        assert answers == [expected(request)]
+
+
+async def test_a_drain_that_takes_too_long_is_over_in_time(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        other.engine.hold()
+        async with driver.node.generate(mesh.request()):
+            started = trio.current_time()
+            await driver.node.drain(8)
+            assert trio.current_time() - started == pytest.approx(8)
+
+
+async def test_a_stage_that_answers_nothing_runs_into_the_drivers_deadline(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        other.engine.hold()
+        with pytest.raises(P2PMeshError) as raised:
+            await driver.ask(mesh.request())
+        assert raised.value.code is ErrorCode.DEADLINE_EXCEEDED
+
+
+async def test_more_requests_than_lanes_wait_for_their_turn(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        other.engine.hold()
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(driver.ask, mesh.request())
+            await trio.testing.wait_all_tasks_blocked()
+            assert driver.node.table.runs()[0].open_sequences == 4
+            other.engine.go_on()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code"),
+    [
+        ((), ErrorCode.REQUEST_INVALID),
+        ((1, 258), ErrorCode.REQUEST_INVALID),
+        ((1,) * 4096, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+    ],
+)
+async def test_a_prompt_that_cannot_be_is_refused_from_near_and_far(
+    autojump_clock: MockClock, tokens: tuple[int, ...], code: ErrorCode
+) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 2)
+        for node in nodes:
+            await node.wait_routable()
+            request = GenerationRequest(bytes(16), "fake", Prompt(tokens=tokens), GREEDY)
+            with pytest.raises(P2PMeshError) as raised:
+                await node.ask(request)
+            assert raised.value.code is code
+
+
+async def test_an_unknown_model_is_no_ones(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 2)
+        with pytest.raises(P2PMeshError) as raised:
+            await nodes[0].ask(mesh.request(model="other"))
+        assert raised.value.code is ErrorCode.MODEL_UNKNOWN
