@@ -26,6 +26,7 @@ from p2pmesh.core.placement import (
 )
 from p2pmesh.model.cost import planning_bytes
 from p2pmesh.model.families import check_range, is_range_permitted, permitted_cuts
+from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.overlay import Overlay
@@ -46,6 +47,7 @@ PROBE_TIMEOUT_S = 130.0
 PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
+UNREACHABLE_US = 30_000_000
 PEERS_SETTLE_S = 0.5
 """Peers that start together are waited for this long before a plan, so that the first does not get all."""
 
@@ -82,6 +84,7 @@ class Coordinator:
         self._options = options
         self._report = report
         self._cost = _placement_cost(model, options)
+        self._candidates = Candidates(parts.overlay, parts.clock)
         self.run: Run | None = None
 
     @property
@@ -97,6 +100,7 @@ class Coordinator:
             run = self.run = Run(self._parts, self._model, self._options, placement, self._report)
             ending = await run.serve()
             self.run = None
+            self._note_unreachable(placement, ending)
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run.run_id.hex(), **ending.fields()})
             wait_s = RETRY_FIRST_S if ending.had_served else min(2 * wait_s, RETRY_LONGEST_S)
             await trio.sleep(wait_s)
@@ -112,17 +116,19 @@ class Coordinator:
                 return planned
             if not planned.could_peers_help:
                 raise _refused(self._model, planned)
+            if await self._candidates.meet():
+                continue
             if planned.text != told:
                 told = planned.text
                 self._report("waiting_for_peers", {"model": self._model.name, "message": planned.text})
-            await self._parts.overlay.board.changes.wait_beyond(seen)
+            with trio.move_on_after(MEET_AGAIN_S):
+                await self._parts.overlay.board.changes.wait_beyond(seen)
             await trio.sleep(PEERS_SETTLE_S)
 
     def _request(self) -> PlacementRequest:
         overlay = self._parts.overlay
-        others = tuple(CandidatePeer(PeerId(a.peer_id), a.free_bytes) for a in overlay.admitted_announcements())
         own = CandidatePeer(overlay.own_peer, self._parts.stages.free_bytes)
-        return PlacementRequest(self._cost, own, others, self._options.stage_count)
+        return PlacementRequest(self._cost, own, self._candidates.admitted(), self._options.stage_count)
 
 
 @dataclass(frozen=True, slots=True)
