@@ -147,6 +147,7 @@ class _Command:
             await nursery.start(node.run)
             if not node.overlay.is_founder:
                 await node.overlay.join()
+                self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
                 nursery.start_soon(node.overlay.stay_joined)
             self._emit(events.invite(node.overlay.make_invite()))
             for reference in self._references():
