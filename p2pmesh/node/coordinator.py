@@ -47,7 +47,6 @@ PROBE_TIMEOUT_S = 130.0
 PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
-UNREACHABLE_US = 30_000_000
 PEERS_SETTLE_S = 0.5
 """Peers that start together are waited for this long before a plan, so that the first does not get all."""
 
@@ -100,7 +99,6 @@ class Coordinator:
             run = self.run = Run(self._parts, self._model, self._options, placement, self._report)
             ending = await run.serve()
             self.run = None
-            self._note_unreachable(placement, ending)
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run.run_id.hex(), **ending.fields()})
             wait_s = RETRY_FIRST_S if ending.had_served else min(2 * wait_s, RETRY_LONGEST_S)
             await trio.sleep(wait_s)

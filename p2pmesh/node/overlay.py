@@ -94,6 +94,10 @@ class Overlay:
                     pass
         return self.is_admitted(peer)
 
+    def admitted_announcements(self) -> tuple[Announcement, ...]:
+        """Those of the peers that are connected and admitted now."""
+        return tuple(a for a in self.board.others() if self.is_admitted(PeerId(a.peer_id)))
+
     def serve_exchange(self, first_message: type, exchange: Exchange) -> None:
         """Serves streams of admitted peers that open with ``first_message``."""
         self._exchanges[first_message] = exchange
