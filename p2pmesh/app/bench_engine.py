@@ -25,6 +25,7 @@ def whole_model_spec(model: ModelFile, lanes: int) -> EngineSpec:
         context_tokens=DEFAULT_CONTEXT_TOKENS,
         lanes=lanes,
         wire_dtype=WireDtype.F32,
+        model_digest=model.digest,
     )
 
 

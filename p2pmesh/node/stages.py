@@ -181,6 +181,7 @@ def _spec_of(load: LoadStage, artifact: StageArtifact) -> EngineSpec:
         context_tokens=load.context_tokens,
         lanes=load.lanes,
         wire_dtype=WireDtype(load.wire_dtype),
+        model_digest=load.model_digest,
     )
 
 

@@ -11,7 +11,11 @@ from p2pmesh.wire.stage import StageFrame, WireDtype
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What to load. ``artifact_path`` is a GGUF that holds exactly ``layers`` of a model of ``layer_count``."""
+    """What to load. ``artifact_path`` is a GGUF that holds exactly ``layers`` of a model of ``layer_count``.
+
+    ``model_digest`` names the whole model, whichever part is loaded: what was found out about this machine with one
+    part of it holds for the others.
+    """
 
     artifact_path: str
     artifact_digest: str
@@ -21,6 +25,7 @@ class EngineSpec:
     lanes: int
     wire_dtype: WireDtype
     gpu_layers: int = 0
+    model_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class LlamaEngineLauncher:
             return ProbeFindings(use_extra_buffers=False, spin_count=DEFAULT_SPIN_COUNT)
         request = ProbeRequest(
             path=spec.artifact_path,
-            digest=spec.artifact_digest,
+            digest=spec.model_digest or spec.artifact_digest,
             is_first=spec.layers.is_first(),
             is_last=spec.layers.is_last(spec.layer_count),
             threads=threads,

@@ -1,6 +1,6 @@
 """What only a run can tell about this machine, asked in child processes that may die of it.
 
-Two questions, answered once per machine, build and stage file, and kept in the cache directory:
+Two questions, answered once per machine, build and model (whole, and in parts), and kept in the cache directory:
 
 - does llama.cpp run with its extra buffer types (repacked weights, AMX)? Some virtual machines announce instructions
   that trap; a child that dies of it means no, and the engine says so in its notes;
@@ -37,7 +37,7 @@ _TIE = 1.03
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The stage as it will be loaded; ``environment`` is added to the children's (tests use it)."""
+    """The stage as it will be loaded. ``digest`` is the whole model's: findings hold for all its parts."""
 
     path: str
     digest: str
@@ -134,7 +134,8 @@ def _run_child(
 
 
 def _cache_file(request: ProbeRequest) -> Path:
-    machine = "\n".join((request.digest, str(request.threads), str(request.gpu_layers), _machine()))
+    part = "whole" if request.is_first and request.is_last else "part"
+    machine = "\n".join((request.digest, part, str(request.threads), str(request.gpu_layers), _machine()))
     return Path(request.cache_directory) / f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
 
 
