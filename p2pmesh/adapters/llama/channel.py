@@ -13,7 +13,7 @@ from typing import Any
 from p2pmesh.base.limits import ENGINE_BEAT_MS
 from p2pmesh.wire.engine import LENGTH_BYTES, EngineKind, decode_kind, decode_length, encode_message
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
 EXIT_NODE_GONE = 0
 

@@ -35,7 +35,7 @@ from p2pmesh.wire.generation import ChatMessage
 from p2pmesh.wire.stage import LENGTH_BYTES as FRAME_LENGTH_BYTES
 from p2pmesh.wire.stage import StageFrame, decode_frame, encode_frame
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 _STDERR_KEPT_BYTES = 16 * 1024
 _EXIT_GRACE_SECONDS = 1.0
 
