@@ -84,6 +84,8 @@ class FrameStream:
     async def send(self, frame: StageFrame) -> None:
         """One frame; ``PeerUnavailable`` when the peer is gone or does not read in time."""
         data = encode_frame(frame)
+        if not self._send_lock.locked() and self._stream.send_nowait(data):
+            return
         with _deadline(SEND_TIMEOUT_S, self.remote_peer, "does not read"):
             async with self._send_lock:
                 await self._stream.send(data)

@@ -234,18 +234,23 @@ class StageRun:
 
     # --- out of the engine -----------------------------------------------------------
     async def _follow_engine(self) -> None:
-        while True:
-            frame = await self.engine.receive()
-            if frame.kind in (FrameKind.PREFILL, FrameKind.CREDIT):
-                self._uncount_prefill(frame)
-            if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
-                assert self._downstream is not None
-                await self._downstream.send(frame)
-                self._note_widened(frame)
-                continue
-            if frame.kind is FrameKind.ERROR:
-                await self._stop_elsewhere(frame)
-            await self._send_backward(frame)
+        await self.engine.follow(self._take_from_engine)
+
+    async def _take_from_engine(self, frame: StageFrame) -> None:
+        """In the engine's own task, which outlives ours: what goes wrong ends the run, not the engine's reader."""
+        await self._guarded(self._relay, frame)
+
+    async def _relay(self, frame: StageFrame) -> None:
+        if frame.kind in (FrameKind.PREFILL, FrameKind.CREDIT):
+            self._uncount_prefill(frame)
+        if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
+            assert self._downstream is not None
+            await self._downstream.send(frame)
+            self._note_widened(frame)
+            return
+        if frame.kind is FrameKind.ERROR:
+            await self._stop_elsewhere(frame)
+        await self._send_backward(frame)
 
     def _note_widened(self, frame: StageFrame) -> None:
         """Told once a run: a model whose values do not fit f16 does so at every step."""

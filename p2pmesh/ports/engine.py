@@ -1,5 +1,6 @@
 """An engine process that holds one loaded stage."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,6 +47,9 @@ class EngineFacts:
     notes: tuple[str, ...] = ()
 
 
+TakeFrame = Callable[[StageFrame], Awaitable[None]]
+
+
 class Engine(Protocol):
     """A live child. Every call raises ``EngineError`` with the cause once the child is gone."""
 
@@ -58,6 +62,13 @@ class Engine(Protocol):
 
     async def receive(self) -> StageFrame:
         """The next frame it produced: rows with an activation (not the last stage), TOKEN, CREDIT or ERROR."""
+
+    async def follow(self, take: TakeFrame) -> None:
+        """Hands every frame it produces to ``take``, in order, one at a time, until cancelled; raises how it ended.
+
+        Instead of ``receive``, for whoever wants each frame with the fewest steps in between. ``take`` must not raise,
+        and may still be running when this is cancelled.
+        """
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """Token ids; first stage only."""

@@ -20,6 +20,9 @@ class ByteStream(Protocol):
     async def send(self, data: bytes) -> None:
         """All of ``data``, with back-pressure. Raises ``PeerUnavailable(PEER_LOST)``."""
 
+    def send_nowait(self, data: bytes) -> bool:
+        """All of ``data`` if that needs no waiting; otherwise nothing, and False: then ``send`` it. Never raises."""
+
     async def finish(self) -> None:
         """Half-close: the peer reads an end, we may go on reading. Never raises."""
 

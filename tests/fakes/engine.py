@@ -13,7 +13,7 @@ import numpy as np
 import trio
 
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError
-from p2pmesh.ports.engine import EngineFacts, EngineSpec
+from p2pmesh.ports.engine import EngineFacts, EngineSpec, TakeFrame
 from p2pmesh.wire.begin import decode_begin
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_activation, error_frame
@@ -93,6 +93,11 @@ class FakeEngine:
             self._waiting.append(frame)
         else:
             self._take(frame)
+
+    async def follow(self, take: TakeFrame) -> None:
+        """Frames one after another until the engine is gone."""
+        while True:
+            await take(await self.receive())
 
     async def receive(self) -> StageFrame:
         try:

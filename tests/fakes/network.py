@@ -66,6 +66,14 @@ class FakePipe:
                 return
             await self._changes.park()
 
+    def send_nowait(self, data: bytes) -> bool:
+        room = PIPE_BYTES - len(self._buffer)
+        if self._is_finished or self._failure is not None or len(data) > room:
+            return False
+        self._buffer += data
+        self._changes.unpark_all()
+        return True
+
     def finish(self) -> None:
         self._is_finished = True
         self._changes.unpark_all()
@@ -97,6 +105,9 @@ class FakeStream:
 
     async def send(self, data: bytes) -> None:
         await self._outgoing.send(data)
+
+    def send_nowait(self, data: bytes) -> bool:
+        return self._outgoing.send_nowait(data)
 
     async def finish(self) -> None:
         self._outgoing.finish()

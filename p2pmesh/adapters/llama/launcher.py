@@ -1,7 +1,8 @@
 """The node's side of an engine process: start, talk, watch, end. Implements ``ports.engine``.
 
-One task reads the socket and is the only judge of life: while it waits for bytes, a beat must come. Frames go to a
-bounded queue; when nobody takes them the reader stops reading, and the child, and so on back to the sender.
+One task reads the socket; while it waits for bytes, a beat must come, or a second task ends the child. Frames are
+handed on in the reader's own task to whoever follows the engine, and wait in a bounded queue for others; while they are
+not taken the reader stops reading, and the child, and so on back to the sender.
 """
 
 import os
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ import numpy as np
 import trio
 
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
+from p2pmesh.adapters.llama.link import EngineLink
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
-from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec
+from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec, TakeFrame
 from p2pmesh.wire.engine import (
     LENGTH_BYTES,
     EngineKind,
@@ -35,7 +37,6 @@ from p2pmesh.wire.generation import ChatMessage
 from p2pmesh.wire.stage import LENGTH_BYTES as FRAME_LENGTH_BYTES
 from p2pmesh.wire.stage import StageFrame, decode_frame, encode_frame
 
-_READ_BYTES = 1 << 16
 _STDERR_KEPT_BYTES = 16 * 1024
 _EXIT_GRACE_SECONDS = 1.0
 
@@ -78,6 +79,7 @@ class LlamaEngineLauncher:
                 engine = _ChildEngine(child, self._options)
                 nursery.start_soon(child.keep_stderr)
                 nursery.start_soon(engine.read_messages)
+                nursery.start_soon(engine.watch)
                 try:
                     await engine.load(_load_fields(spec, self._options, threads, findings))
                     yield engine
@@ -141,9 +143,9 @@ def _package_root() -> str:
 class _Child:
     """A running process, our end of its socket, the tail of its stderr."""
 
-    def __init__(self, process: trio.Process, stream: trio.SocketStream) -> None:
+    def __init__(self, process: trio.Process, link: EngineLink) -> None:
         self.process = process
-        self.stream = stream
+        self.link = link
         self._stderr = bytearray()
 
     async def keep_stderr(self) -> None:
@@ -166,7 +168,7 @@ class _Child:
     async def end(self) -> None:
         """Closes the socket, waits briefly, kills, reaps; not interrupted, and bounded."""
         with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(self.stream)
+            self.link.close()
             with trio.move_on_after(_EXIT_GRACE_SECONDS):
                 await self.process.wait()
             if self.process.returncode is None:
@@ -191,7 +193,7 @@ async def _start_child(environment: dict[str, str]) -> _Child:
         except OSError as error:
             ours.close()
             raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"cannot start an engine process: {error}") from error
-    return _Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    return _Child(process, EngineLink(ours))
 
 
 class _ChildEngine:
@@ -206,7 +208,8 @@ class _ChildEngine:
         self._loaded = _Answer()
         self._next_call = 0
         self._end: EngineError | None = None
-        self._send_lock = trio.Lock()
+        self._hung: EngineError | None = None
+        self._take: TakeFrame | None = None
 
     @property
     def facts(self) -> EngineFacts:
@@ -235,6 +238,18 @@ class _ChildEngine:
             return await self._frames_out.receive()
         except trio.EndOfChannel:
             raise self._ended() from None
+
+    async def follow(self, take: TakeFrame) -> None:
+        """See ``ports.engine.Engine``."""
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                await take(self._frames_out.receive_nowait())
+        self._take = take
+        try:
+            await self._loaded.wait_ended()
+        finally:
+            self._take = None
+        raise self._ended()
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """See ``ports.engine.Engine``."""
@@ -266,11 +281,10 @@ class _ChildEngine:
     async def _send(self, message: bytes) -> None:
         if self._end is not None:
             raise self._ended()
-        async with self._send_lock:
-            try:
-                await self._child.stream.send_all(message)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                raise await self._broken() from None
+        try:
+            await self._child.link.send(message)
+        except trio.BrokenResourceError:
+            raise await self._broken() from None
 
     async def _broken(self) -> EngineError:
         """What the reader found out; it notices the end as well."""
@@ -289,7 +303,7 @@ class _ChildEngine:
         except RemoteProtocolError as error:
             self._end = EngineError(ErrorCode.ENGINE_CRASHED, f"the engine process sent nonsense: {error.message}")
         except EngineError as error:
-            self._end = error
+            self._end = self._hung or error
         if self._child.process.returncode is None:
             self._child.process.send_signal(signal.SIGKILL)
         self._frames_in.close()
@@ -306,27 +320,26 @@ class _ChildEngine:
                 message = bytes(memoryview(buffer)[LENGTH_BYTES:end])
                 del buffer[:end]
                 await self._dispatch(*decode_kind(message))
-            buffer += await self._read_some()
+            data = await self._child.link.receive()
+            if not data:
+                raise EngineError(ErrorCode.ENGINE_CRASHED, await self._child.cause_of_end())
+            buffer += data
 
-    async def _read_some(self) -> bytes:
-        data: bytes | bytearray = b""
-        with trio.move_on_after(self._options.silence_seconds) as scope:
-            try:
-                data = await self._child.stream.receive_some(_READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-        if scope.cancelled_caught:
-            raise EngineError(
-                ErrorCode.ENGINE_UNRESPONSIVE,
-                f"the engine process gave no sign of life for {self._options.silence_seconds:g} s and was killed",
-            )
-        if not data:
-            raise EngineError(ErrorCode.ENGINE_CRASHED, await self._child.cause_of_end())
-        return bytes(data)
+    async def watch(self) -> None:
+        """Ends a child that neither answers nor beats."""
+        while self._child.link.silent_s() < self._options.silence_seconds:  # noqa: ASYNC110 - silence makes no event
+            await trio.sleep(self._options.silence_seconds / 4)
+        text = f"the engine process gave no sign of life for {self._options.silence_seconds:g} s and was killed"
+        self._hung = EngineError(ErrorCode.ENGINE_UNRESPONSIVE, text)
+        self._child.process.send_signal(signal.SIGKILL)
 
     async def _dispatch(self, kind: EngineKind, payload: memoryview) -> None:
         if kind is EngineKind.FRAME:
-            await self._frames_in.send(decode_frame(payload))
+            frame = decode_frame(payload)
+            if self._take is not None:
+                await self._take(frame)
+            else:
+                await self._frames_in.send(frame)
         elif kind is EngineKind.RESULT:
             fields = decode_fields(payload)
             answer = self._answers.get(fields.get("id", 0))

@@ -41,6 +41,10 @@ class PeerStream:
         except MuxedStreamError as error:
             raise self._lost(error) from error
 
+    def send_nowait(self, data: bytes) -> bool:
+        """All of ``data`` at once, or nothing and False."""
+        return self._stream.write_nowait(data)
+
     async def finish(self) -> None:
         """Half-close: the peer reads an end, we may go on reading."""
         self._stream.finish()

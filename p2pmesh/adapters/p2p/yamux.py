@@ -53,6 +53,8 @@ MAX_UNSENT_ANSWER_BYTES = MIB
 MAX_OPEN_STREAMS = 1024
 """Streams we open ourselves on one connection."""
 SENDS_BETWEEN_CHECKPOINTS = 16
+NOWAIT_BYTES = 32 * KIB
+"""Larger writes let other tasks run in between."""
 LINGER_S = 30.0
 """How long the peer may leave a stream open that we are done with."""
 CLOSE_FLUSH_S = 0.5
@@ -221,6 +223,20 @@ class YamuxStream(IMuxedStream):
             await self._write_frames(data)
         finally:
             self._sending.release()
+
+    def write_nowait(self, data: bytes) -> bool:
+        """All of ``data`` in one frame if no writer, window or socket is in the way and it is nobody else's turn."""
+        length = len(data)
+        is_free = not self._sending.locked() and self._failure is None and not self._is_sent_finished
+        is_small = length <= min(self.send_window, MAX_FRAME_BYTES, NOWAIT_BYTES)
+        if not is_free or not is_small or self.muxed_conn.is_congested:
+            return False
+        self._sends += 1
+        if self._sends % SENDS_BETWEEN_CHECKPOINTS == 0:
+            return False
+        self.muxed_conn.send_data(self.stream_id, memoryview(data))
+        self.send_window -= length
+        return True
 
     async def _write_frames(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -75,7 +75,7 @@ async def test_a_stopped_child_is_found_by_its_silence(cache_folder, make_spec):
 async def test_nonsense_costs_the_child_not_the_node(launcher, make_spec, nonsense):
     async def send_nonsense() -> None:
         async with launcher.launch(make_spec()) as engine:
-            await engine._child.stream.send_all(nonsense)
+            await engine._child.link.send(nonsense)
             await engine.receive()
 
     with pytest.raises(EngineError) as caught:
