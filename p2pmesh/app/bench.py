@@ -7,6 +7,7 @@ mean something. Peers are real node processes with real libp2p streams between t
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-import httpx
 import trio
 
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
@@ -38,6 +38,7 @@ STOP_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 300.0
 MAX_LINE_CHARACTERS = 1 << 20
 REPEATS = 5
+_EVENT = b"data: {"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +181,30 @@ class _DecodeBench:
             "temperature": 0,
             "stream": True,
         }
-        times: list[float] = []
-        with (
-            httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client,
-            client.stream("POST", f"{api_url}/v1/completions", json=body) as response,
-        ):
-            if response.status_code != 200:
-                response.read()
-                raise Refused(ErrorCode.INTERNAL, f"a peer of the benchmark answered {response.status_code}")
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    times.append(time.perf_counter())
-        return _rate(times, self._options.decode_tokens)
+        return _rate(_token_times(api_url, json.dumps(body).encode()), self._options.decode_tokens)
+
+
+def _token_times(api_url: str, body: bytes) -> list[float]:
+    """When each event of a stream arrived. A bare socket: a client library would be measured as part of the peers."""
+    host, port = api_url.removeprefix("http://").rsplit(":", 1)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    times: list[float] = []
+    with socket.create_connection((host, int(port)), timeout=REQUEST_TIMEOUT_S) as connection:
+        connection.sendall(head.encode() + body)
+        tail = b""
+        while True:
+            data = connection.recv(65_536)
+            now = time.perf_counter()
+            if not data:
+                return times
+            if not times and not tail and b" 200 " not in data.split(b"\r\n", 1)[0]:
+                text = data[:MAX_LINE_CHARACTERS].decode("utf-8", "replace").splitlines()
+                raise Refused(ErrorCode.INTERNAL, f"a peer of the benchmark answered {text[0]}: {text[-1]}")
+            times += [now] * ((tail + data).count(_EVENT) - tail.count(_EVENT))
+            tail = data[-(len(_EVENT) - 1) :]
 
 
 def _rate(times: list[float], expected: int) -> float:

@@ -5,8 +5,8 @@ Two questions, answered once per machine, build and model (whole, and in parts),
 - does llama.cpp run with its extra buffer types (repacked weights, AMX)? Some virtual machines announce instructions
   that trap; a child that dies of it means no, and the engine says so in its notes;
 - how long may OpenMP's idle threads spin after a graph? They take the core that another stage on this machine needs.
-  A part of a model is measured as it will live there: two contexts in one child step in strict alternation from two
-  threads, each with its own team. A whole model is measured alone, with a short pause between steps.
+  A part of a model is measured as it will live there: two processes step in strict alternation. A whole model is
+  measured alone, with a short pause between steps.
 
 Bounded by a deadline; what could not be measured falls back to ``DEFAULT_SPIN_COUNT`` and no extra buffers.
 """

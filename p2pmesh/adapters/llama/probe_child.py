@@ -6,9 +6,10 @@
 import json
 import os
 import signal
+import socket
 import sys
-import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,8 @@ def main() -> None:
     fields = json.loads(sys.argv[1])
     if fields["use_extra_buffers"] and os.environ.get("P2PMESH_PROBE_TRAP") == "1":
         os.kill(os.getpid(), signal.SIGILL)
-    stages = [_Stepping(fields)]
-    if not (fields["is_first"] and fields["is_last"]):
-        stages.append(_Stepping(fields))
-    print(json.dumps({"seconds": _alternate(stages)}))
+    is_whole = fields["is_first"] and fields["is_last"]
+    print(json.dumps({"seconds": _alone(_Stepping(fields)) if is_whole else _beside_another(fields)}))
 
 
 class _Stepping:
@@ -60,36 +59,49 @@ class _Stepping:
         self._position += rows
 
 
-def _alternate(stages: list[_Stepping]) -> float:
-    """Seconds a step takes when the stages step in turn, each in a thread of its own."""
-    turns = [threading.Semaphore(0) for _ in stages]
-    finished = threading.Semaphore(0)
-    stop = threading.Event()
+def _alone(stage: _Stepping) -> float:
+    """Seconds a step takes with a short pause between steps, as a whole model is stepped."""
+    return _median_seconds(stage.step, lambda: time.sleep(_PAUSE_SECONDS))
 
-    def work(index: int) -> None:
-        while True:
-            turns[index].acquire()
-            if stop.is_set():
-                return
-            stages[index].step()
-            finished.release()
 
-    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(stages))]
-    for thread in threads:
-        thread.start()
+def _beside_another(fields: dict[str, Any]) -> float:
+    """Half the seconds that two steps take, one here and one in a second process, in strict alternation.
+
+    Two processes, because OpenMP counts the threads of its own process: two contexts in one would make it give up
+    spinning that it does not give up when the other stage is somebody else's.
+    """
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        _step_when_told(_Stepping(fields), theirs)
+        os._exit(0)
+    theirs.close()
+    stage = _Stepping(fields)
+
+    def both() -> None:
+        stage.step()
+        ours.sendall(b"x")
+        if not ours.recv(1):
+            raise SystemExit("the second process of the probe died")
+
+    with ours:
+        return _median_seconds(both, lambda: None) / 2
+
+
+def _step_when_told(stage: _Stepping, connection: socket.socket) -> None:
+    while connection.recv(1):
+        stage.step()
+        connection.sendall(b"x")
+
+
+def _median_seconds(step: Callable[[], None], pause: Callable[[], None]) -> float:
     seconds: list[float] = []
     ends = time.perf_counter() + _MEASURE_SECONDS
     while len(seconds) < _WARM_UP_STEPS + _MAX_STEPS and (len(seconds) <= _WARM_UP_STEPS or time.perf_counter() < ends):
         began = time.perf_counter()
-        for turn in turns:
-            turn.release()
-            finished.acquire()
-        seconds.append((time.perf_counter() - began) / len(stages))
-        if len(stages) == 1:
-            time.sleep(_PAUSE_SECONDS)
-    stop.set()
-    for turn in turns:
-        turn.release()
+        step()
+        seconds.append(time.perf_counter() - began)
+        pause()
     return float(np.median(seconds[_WARM_UP_STEPS:]))
 
 
