@@ -26,12 +26,12 @@ from typing import Any
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 
 DEFAULT_SPIN_COUNT = 2_000
-SPIN_CANDIDATES = (20_000, 2_000, 300, 50)
+SPIN_CANDIDATES = (20_000, 2_000, 300)
 """OpenMP's own default is none of them: with one other busy process on two cores it made a step sixty times slower."""
 
 DEADLINE_SECONDS = 20.0
 _MAX_CACHE_BYTES = 4096
-_TIE = 1.06
+_TIE = 1.04
 """Measurements are noisy, and what spins less suffers less from others on the machine: the shortest spin within this
 factor of the fastest is chosen."""
 

@@ -19,8 +19,8 @@ from p2pmesh.adapters.llama.binding import LoadedStage, LoadOptions, Rows
 _CELLS = 512
 _BATCH_ROWS = 32
 _WARM_UP_STEPS = 3
-_MAX_STEPS = 40
-_MEASURE_SECONDS = 0.6
+_MAX_STEPS = 80
+_MEASURE_SECONDS = 0.8
 _PAUSE_SECONDS = 0.0003
 
 
