@@ -33,6 +33,7 @@ VERSION = 2
 # version, kind, dtype, flags | request id | run id | sequence, position, token count, hidden size | reserved
 _HEADER = struct.Struct("<BBBB16s16sIIIIQ")
 HEADER_BYTES = _HEADER.size
+_TOKEN = struct.Struct("<i")
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = HEADER_BYTES + 4 * MAX_TOKENS_PER_FRAME + MAX_STAGE_BODY_BYTES
 MAX_POSITION = 2**31 - 1
@@ -111,7 +112,7 @@ def encode_frame(frame: StageFrame) -> bytes:
 
 
 def _encoded(frame: StageFrame) -> bytes:
-    token_bytes = np.asarray(frame.tokens, dtype="<i4").tobytes() if frame.tokens else b""
+    token_bytes = _encode_tokens(frame.tokens)
     length = HEADER_BYTES + len(token_bytes) + len(frame.body)
     header = _HEADER.pack(
         VERSION,
@@ -162,13 +163,25 @@ def decode_frame(data: bytes | memoryview) -> StageFrame:
     _check_length(frame_kind, frame_dtype, count, hidden_size, len(view) - tokens_end)
     tokens: tuple[int, ...] = ()
     if count:
-        tokens = tuple(np.frombuffer(view, dtype="<i4", count=count, offset=HEADER_BYTES).tolist())
+        # one token is what nearly every frame of a decode carries: worth sparing it a numpy array
+        one = count == 1
+        tokens = _TOKEN.unpack_from(view, HEADER_BYTES) if one else _decode_tokens(view, count)
         if min(tokens) < 0:
             raise _broken(ErrorCode.FRAME_VALUE_INVALID, "a negative token id")
     return StageFrame(
         frame_kind, request_id, run_id, sequence, position, tokens, hidden_size, frame_dtype, frame_flags,
         view[tokens_end:],
     )  # fmt: skip
+
+
+def _decode_tokens(view: memoryview, count: int) -> tuple[int, ...]:
+    return tuple(np.frombuffer(view, dtype="<i4", count=count, offset=HEADER_BYTES).tolist())
+
+
+def _encode_tokens(tokens: tuple[int, ...]) -> bytes:
+    if len(tokens) == 1:
+        return _TOKEN.pack(tokens[0])
+    return np.asarray(tokens, dtype="<i4").tobytes() if tokens else b""
 
 
 def _broken(code: ErrorCode, text: str) -> RemoteProtocolError:

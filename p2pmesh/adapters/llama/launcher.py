@@ -313,17 +313,28 @@ class _ChildEngine:
     async def _read_loop(self) -> None:
         buffer = bytearray()
         while True:
-            while len(buffer) >= LENGTH_BYTES:
-                end = LENGTH_BYTES + decode_length(bytes(buffer[:LENGTH_BYTES]))
-                if len(buffer) < end:
-                    break
-                message = bytes(memoryview(buffer)[LENGTH_BYTES:end])
-                del buffer[:end]
-                await self._dispatch(*decode_kind(message))
             data = await self._child.link.receive()
             if not data:
                 raise EngineError(ErrorCode.ENGINE_CRASHED, await self._child.cause_of_end())
+            if (
+                not buffer
+                and len(data) > LENGTH_BYTES
+                and len(data) == LENGTH_BYTES + decode_length(data[:LENGTH_BYTES])
+            ):
+                await self._dispatch(*decode_kind(memoryview(data)[LENGTH_BYTES:]))  # one whole message: the usual case
+                continue
             buffer += data
+            await self._dispatch_whole(buffer)
+
+    async def _dispatch_whole(self, buffer: bytearray) -> None:
+        """Takes every complete message off the front of ``buffer``."""
+        while len(buffer) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + decode_length(bytes(buffer[:LENGTH_BYTES]))
+            if len(buffer) < end:
+                return
+            message = bytes(memoryview(buffer)[LENGTH_BYTES:end])
+            del buffer[:end]
+            await self._dispatch(*decode_kind(message))
 
     async def watch(self) -> None:
         """Ends a child that neither answers nor beats."""

@@ -18,7 +18,8 @@ class EngineLink:
         connection.setblocking(False)
         self._connection = connection
         self._descriptor = connection.fileno()
-        self._sending = trio.Lock()
+        self._is_sending = False
+        self._senders = trio.lowlevel.ParkingLot()
         self._waiting_since: float | None = None
         self._is_closed = False
 
@@ -43,17 +44,17 @@ class EngineLink:
         A message that has begun is finished even if the caller is cancelled, since half of one would be read as
         nonsense; a reader that takes nothing any more is ended by whoever watches ``silent_s``.
         """
-        try:
-            self._sending.acquire_nowait()
-        except trio.WouldBlock:
-            await self._sending.acquire()
+        while self._is_sending:
+            await self._senders.park()
+        self._is_sending = True
         try:
             sent = self._send_now(message)
             if sent < len(message):
                 with trio.CancelScope(shield=sent > 0):
                     await self._send_rest(memoryview(message)[sent:])
         finally:
-            self._sending.release()
+            self._is_sending = False
+            self._senders.unpark()
 
     async def _send_rest(self, rest: memoryview) -> None:
         while rest:
