@@ -32,6 +32,7 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
 from p2pmesh.base.quantities import GIB
+from p2pmesh.model.cost import kv_bytes_per_token
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.model.stage_file import STAGE_FORMAT, Copy, Literal, Segment, plan_stage_file
@@ -169,6 +170,10 @@ class DiskModelStore:
     def release(self, digest: Digest) -> None:
         """Says that no engine uses the stage any more, so that the quota may take it."""
         self._in_use.discard(digest)
+
+    async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
+        """The file's tensors, and keys and values of its own layers for every cell."""
+        return await self._run(lambda: _stage_memory_bytes(Path(artifact.path), context_tokens * lanes))
 
     def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
         """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays.
@@ -404,6 +409,16 @@ class DiskModelStore:
     def _start_receiving(self, size_bytes: int) -> files.PendingFile:
         self._make_room(size_bytes)
         return files.PendingFile(self._stages, self._disk)
+
+
+def _stage_memory_bytes(path: Path, cells: int) -> int:
+    with files.FileSource(path) as source:
+        try:
+            index = read_index(source)
+            per_token = sum(kv_bytes_per_token(index))
+        except RemoteProtocolError as error:
+            raise ConfigError(error.code, f"a stage file cannot be used: {error.message}") from error
+    return sum(tensor.size_bytes for tensor in index.tensors) + per_token * cells
 
 
 class _Receiver:

@@ -130,10 +130,15 @@ class AdmissionMachine:
     def _on_connected(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
         if peer in self._admitted or peer in self._waiting:
             return ()
+        # A full quarantine gives up whoever has been silent longest. Turning newcomers away instead would let a few
+        # silent strangers lock every member out.
+        dropped: tuple[Effect, ...] = ()
         if len(self._waiting) >= self._policy.max_unadmitted:
-            return (Drop(peer, ErrorCode.OVERLOADED),)
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            dropped = (Drop(oldest, ErrorCode.OVERLOADED),)
         self._waiting[peer] = Micros(now + self._policy.hello_us)
-        return ()
+        return dropped
 
     def _on_accepted(self, peer: PeerId) -> tuple[Effect, ...]:
         if peer in self._admitted:

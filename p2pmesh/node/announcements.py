@@ -10,7 +10,8 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
-from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE, MAX_CONTROL_MESSAGE_BYTES
+from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE, MAX_CONTROL_MESSAGE_BYTES, MAX_PEERS
+from p2pmesh.base.quantities import MIB
 from p2pmesh.core import membership
 from p2pmesh.node.changes import Changes
 from p2pmesh.ports.clock import Clock, Entropy
@@ -31,6 +32,8 @@ _REPEATS_AFTER_CHANGE_S = (0.3, 1.0, 2.0, 4.0, 8.0)
 """A gossip mesh that has just formed loses messages; soon after a change an announcement is said again."""
 MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
 """Announcements in one message leave room for what stands beside them."""
+MAX_KNOWN_BYTES = 16 * MIB
+"""Announcements of peers that are not admitted; a record takes some times its bytes in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class AnnouncementBoard:
         self._own = own
         self._machine = membership.MembershipMachine(ports.identity.peer_id)
         self._sealed: dict[PeerId, bytes] = {}
+        self._sealed_bytes = 0
         self._own_changes = Changes()
         self.changes = Changes()
         """Marked when we or another peer say something new, and when a peer is forgotten."""
@@ -105,16 +109,28 @@ class AnnouncementBoard:
             raise RemoteProtocolError(ErrorCode.INVITE_FOREIGN, "an announcement of another mesh")
         return announcement
 
-    def learn(self, data: bytes) -> None:
-        """Takes a record in if it is valid and fresh; a bad one from a third peer is nobody's failure here."""
+    def learn(self, data: bytes, *, is_admitted: bool = False) -> None:
+        """Takes a record in if it is valid and fresh; a bad one from a third peer is nobody's failure here.
+
+        What only gossip tells has half of the table and a bound in bytes: anyone inside can make up peers. A peer that
+        is admitted always finds a place.
+        """
         try:
             announcement = self.decode(data)
         except RemoteProtocolError:
             return
         peer = PeerId(announcement.peer_id)
+        if not is_admitted and self._is_crowded(peer, len(data)):
+            return
         self._handle(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
+            self._sealed_bytes += len(data) - len(self._sealed.get(peer, b""))
             self._sealed[peer] = data
+
+    def _is_crowded(self, peer: PeerId, size_bytes: int) -> bool:
+        grown = self._sealed_bytes + size_bytes - len(self._sealed.get(peer, b""))
+        is_new = self.find(peer) is None
+        return grown > MAX_KNOWN_BYTES or (is_new and self._machine.known_count >= MAX_PEERS // 2)
 
     def forget(self, peer: PeerId) -> None:
         """The peer is lost."""
@@ -143,7 +159,7 @@ class AnnouncementBoard:
     def _handle(self, event: membership.Event) -> None:
         for effect in self._machine.handle(event, self._ports.clock.now()):
             if isinstance(effect, membership.PeerForgotten):
-                self._sealed.pop(effect.peer, None)
+                self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
             self.changes.mark()
 
     async def _follow(self, subscription: Subscription) -> None:

@@ -222,7 +222,7 @@ class Overlay:
             if isinstance(effect, admission.Drop):
                 raise PeerUnavailable(effect.code, f"peer {peer} cannot be admitted: {effect.code.value}")
             self._report("peer_joined", {"peer_id": peer})
-        self.board.learn(announcement)
+        self.board.learn(announcement, is_admitted=True)
         self.board.changes.mark()
 
     def _check_proof(self, said: Hello | Welcome, peer: PeerId, *, is_time_checked: bool) -> None:

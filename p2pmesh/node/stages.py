@@ -4,8 +4,8 @@ A stage lives exactly as long as the call of ``hold``: for the coordinator's own
 stream of its ``LoadStage``. When either ends, the engine ends.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -28,6 +28,7 @@ from p2pmesh.wire.control import LoadStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]
+MAX_LOADING = 4
 IDLE_FOREVER_S = 365 * 24 * 3600.0
 """The coordinator says nothing more on a load stream; only its end means something."""
 
@@ -51,6 +52,7 @@ class Stages:
         self._parts = parts
         self._memory_bytes = memory_bytes
         self._reserved_bytes = 0
+        self._holds = 0
         self._report = report
         overlay.serve_exchange(LoadStage, self._serve_load)
 
@@ -66,16 +68,37 @@ class Stages:
             await self._hold(load, source, report_status)
 
     async def _hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
-        if len(self._parts.table.runs()) >= MAX_RUNS:
-            raise Refused(ErrorCode.OVERLOADED, f"this peer holds {MAX_RUNS} stages already")
-        async with self._reserve(max(load.needed_bytes, load.artifact_bytes)):
-            await report_status(_status(load, StageState.ASSIGNED))
-            artifact = await self._obtain(load, source, report_status)
-            await report_status(_status(load, StageState.LOADING))
-            try:
-                await self._run(load, artifact, report_status)
-            finally:
-                self._parts.store.release(artifact.digest)
+        with self._counted():
+            async with self._reserve(max(load.needed_bytes, load.artifact_bytes)):
+                await report_status(_status(load, StageState.ASSIGNED))
+                artifact = await self._obtain(load, source, report_status)
+                try:
+                    await self._check_memory(load, artifact)
+                    await report_status(_status(load, StageState.LOADING))
+                    await self._run(load, artifact, report_status)
+                finally:
+                    self._parts.store.release(artifact.digest)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Holds are counted from the first moment; of those that are not up yet only a few may go on at a time."""
+        up = len(self._parts.table.runs())
+        if self._holds >= MAX_RUNS or self._holds - up >= MAX_LOADING:
+            text = f"this peer holds {up} stages and loads {self._holds - up}; try again later"
+            raise Refused(ErrorCode.OVERLOADED, text)
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    async def _check_memory(self, load: LoadStage, artifact: StageArtifact) -> None:
+        """What a coordinator says a stage needs is not believed: the file itself tells."""
+        needed = await self._parts.store.stage_memory_bytes(artifact, load.context_tokens, load.lanes)
+        reserved = max(load.needed_bytes, load.artifact_bytes)
+        if needed > reserved:
+            text = f"the stage needs {format_size(needed)}, its coordinator asked for {format_size(reserved)}"
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
 
     async def _run(self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus) -> None:
         async with self._parts.launcher.launch(_spec_of(load, artifact)) as engine:
@@ -113,6 +136,7 @@ class Stages:
             artifact = await store.cut(model, layers)
             if artifact.digest == load.artifact_digest:
                 return artifact
+            store.release(artifact.digest)
         self._report("stage_loading", _stage_fields(load) | {"bytes": load.artifact_bytes, "source": source})
 
         async def progress(done_bytes: int) -> None:

@@ -11,6 +11,8 @@ from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.stages import Stages
 from p2pmesh.wire.announcement import Announcement, ServedModel
 
+MAX_SHOWN_PEERS = 256
+
 
 def describe_node(
     overlay: Overlay,
@@ -21,6 +23,7 @@ def describe_node(
 ) -> dict[str, Any]:
     """The whole status. Neither invite nor key is part of it."""
     own = overlay.board.own()
+    others = overlay.board.others()
     return {
         "version": own.version,
         "peer_id": own.peer_id,
@@ -30,11 +33,17 @@ def describe_node(
         "addresses": list(own.addresses),
         "memory_bytes": own.memory_bytes,
         "free_bytes": stages.free_bytes,
-        "peers": [_describe_peer(overlay, peer) for peer in overlay.board.others()],
+        "peer_count": len(others),
+        "peers": [_describe_peer(overlay, peer) for peer in _shown(overlay, others)],
         "models": [_describe_model(model) for model in models.values()],
         "stages": [_describe_stage(run) for run in table.runs()],
         "placements": [_describe_placement(coordinator) for coordinator in coordinators],
     }
+
+
+def _shown(overlay: Overlay, others: Sequence[Announcement]) -> Sequence[Announcement]:
+    """Admitted peers first, and no more than a person or a request can take."""
+    return sorted(others, key=lambda peer: not overlay.is_admitted(PeerId(peer.peer_id)))[:MAX_SHOWN_PEERS]
 
 
 def _describe_peer(overlay: Overlay, peer: Announcement) -> dict[str, Any]:

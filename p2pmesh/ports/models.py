@@ -57,6 +57,9 @@ class ModelStore(Protocol):
     def release(self, digest: Digest) -> None:
         """No engine here uses the stage any more; the quota may take it."""
 
+    async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
+        """Bytes of weights and KV cache that loading this file takes at the least; raises for a file that is no GGUF."""
+
     def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
         """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays."""
 

@@ -81,9 +81,16 @@ def test_a_silent_peer_is_dropped_at_its_own_deadline() -> None:
 def test_silent_peers_are_bounded_and_admitted_ones_do_not_count_among_them() -> None:
     machine = AdmissionMachine(POLICY)
     feed(machine, Connected(A), HelloAccepted(A), Connected(B), Connected(C), Connected(D))
-    assert feed(machine, Connected(E)) == [Drop(E, ErrorCode.OVERLOADED)]
-    feed(machine, Disconnected(B))
-    assert feed(machine, Connected(E)) == []
+    assert feed(machine, Connected(E)) == [Drop(B, ErrorCode.OVERLOADED)]
+    assert machine.waiting_count == POLICY.max_unadmitted
+    feed(machine, Disconnected(C))
+    assert feed(machine, Connected(B)) == []
+
+
+def test_silent_strangers_cannot_keep_a_member_out() -> None:
+    machine = AdmissionMachine(POLICY)
+    feed(machine, Connected(B), Connected(C), Connected(D), Connected(E))
+    assert feed(machine, HelloAccepted(E)) == [Admit(E)]
 
 
 def test_admitted_peers_are_bounded() -> None:

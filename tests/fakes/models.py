@@ -33,6 +33,7 @@ class FakeModelStore:
         self.files: dict[Digest, bytes] = {}
         self.damage: Callable[[bytes], bytes] = lambda data: data
         self.released: list[Digest] = []
+        self.stage_memory: int | None = None
 
     async def resolve(self, reference: str) -> ModelFile:
         for model in self.models:
@@ -54,6 +55,9 @@ class FakeModelStore:
 
     def release(self, digest: Digest) -> None:
         self.released.append(digest)
+
+    async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
+        return self.stage_memory if self.stage_memory is not None else artifact.size_bytes
 
     @asynccontextmanager
     async def receive_artifact(self, digest: Digest, size_bytes: int) -> AsyncIterator[ArtifactWriter]:

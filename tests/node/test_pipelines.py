@@ -319,3 +319,29 @@ async def test_a_peer_that_was_only_heard_of_and_cannot_be_reached_is_tried_agai
         await trio.sleep(120)
         mesh.overlay.mend(driver.peer, worker.peer)
         await driver.wait_told("pipeline_ready")
+
+
+async def test_a_stage_that_takes_more_memory_than_was_asked_for_is_not_loaded(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        other = await mesh.join("other", driver)
+        other.store.stage_memory = 1 << 40
+        mesh.serve(driver, MODEL, stage_count=2)
+        withdrawn = await driver.wait_told("model_withdrawn")
+        assert withdrawn["code"] == "placement_refused"
+        assert other.launcher.engines == []
+        assert len(other.store.released) > 0
+
+
+async def test_gossip_fills_half_the_table_and_leaves_room_for_admitted_peers(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pmesh.node.announcements.MAX_KNOWN_BYTES", 1)
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        first = await mesh.join("first", founder)
+        second = await mesh.join("second", founder)
+        await trio.sleep(5)
+        known = {a.peer_id for a in founder.node.overlay.board.others()}
+        assert known == {first.peer, second.peer}
+        assert {a.peer_id for a in first.node.overlay.board.others()} == {founder.peer}
