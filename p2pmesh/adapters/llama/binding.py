@@ -258,7 +258,8 @@ def _load_model(options: LoadOptions) -> Any:
 def _make_context(model: Any, options: LoadOptions, tap: _Tap | None) -> Any:
     parameters = native.llama_context_default_params()
     parameters.n_ctx = options.cells
-    parameters.n_batch = parameters.n_ubatch = MAX_CALL_ROWS
+    # Each sequence may want an output in one call, and llama.cpp aborts when that is more than a batch holds.
+    parameters.n_batch = parameters.n_ubatch = max(MAX_CALL_ROWS, options.sequences)
     parameters.n_seq_max = options.sequences
     parameters.n_threads = parameters.n_threads_batch = options.threads
     parameters.flash_attn_type = 1

@@ -9,6 +9,7 @@ import trio
 
 from p2pmesh.adapters.llama.channel import Channel
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
+from p2pmesh.base.limits import MAX_LANES
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
 from p2pmesh.wire.stage import FrameKind, StageFrame, WireDtype, decode_error
 from tests.adapters.llama.conftest import CUTS, LAYERS
@@ -119,6 +120,20 @@ async def test_lanes_are_bounded_and_cancel_frees_one(launcher, make_spec):
         await first.end(FrameKind.CANCEL)
         late = Dialogue([engine], 4)
         assert len(await late.generate(PROMPT[:20], 4)) == 4
+
+
+@pytest.mark.parametrize("end", [2, 4], ids=["first", "whole"])
+async def test_the_highest_number_of_lanes_loads_and_all_run_together(launcher, make_spec, end):
+    async with launcher.launch(make_spec("llama", 0, end, lanes=MAX_LANES, context_tokens=64)) as engine:
+        dialogues = [Dialogue([engine], number) for number in range(1, MAX_LANES + 1)]
+        for dialogue in dialogues:
+            await dialogue.begin(3)
+        for dialogue in dialogues:
+            await engine.send(dialogue.frame(FrameKind.DECODE, 0, [7]))
+        answers = [await engine.receive() for _ in dialogues]
+        assert {answer.kind for answer in answers} == {FrameKind.DECODE if end == 2 else FrameKind.TOKEN}
+        assert len({answer.request_id for answer in answers}) == MAX_LANES
+        assert len({(answer.tokens, bytes(answer.body)) for answer in answers}) == 1
 
 
 async def test_what_comes_after_a_cancel_is_dropped_silently(launcher, make_spec):
