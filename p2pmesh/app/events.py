@@ -34,6 +34,8 @@ class EventName(StrEnum):
     WIRE_DTYPE_WIDENED = "wire_dtype_widened"
     MODEL_WITHDRAWN = "model_withdrawn"
     READY = "ready"
+    NOT_ROUTABLE = "not_routable"
+    SERVES_NOTHING = "serves_nothing"
     ERROR = "error"
     STOPPING = "stopping"
     STOPPED = "stopped"

@@ -107,6 +107,14 @@ def _describe_pipeline(event: Event) -> Iterator[str]:
         yield f"  layers {start} to {end - 1} on {stage['peer_id'][-_SHORT_ID_CHARACTERS:]}"
 
 
+def _describe_message(event: Event) -> Iterator[str]:
+    yield str(event.fields["message"])
+
+
+def _describe_not_routable(event: Event) -> Iterator[str]:
+    yield f"no longer routable from here: {', '.join(event.fields['models'])}"
+
+
 def _describe_ready(event: Event) -> Iterator[str]:
     models, api_url = event.fields["models"], event.fields["api_url"]
     yield f"ready: {', '.join(models)} at {api_url}/v1"
@@ -138,6 +146,8 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.INVITE: _describe_invite,
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.READY: _describe_ready,
+    EventName.NOT_ROUTABLE: _describe_not_routable,
+    EventName.SERVES_NOTHING: _describe_message,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
 }

@@ -341,8 +341,9 @@ def check_split(model: ModelFile, options: ServingOptions) -> None:
     """Raises early, with the family's reason, if a wanted split can never be."""
     permitted = permitted_cuts(model.index)
     for start, end in pairwise((0, *options.cuts, model.index.layer_count)):
-        if start >= end:
-            text = f"--cuts {','.join(map(str, options.cuts))} does not rise within 1 to {model.index.layer_count - 1}"
+        if not start < end <= model.index.layer_count:
+            last = model.index.layer_count - 1
+            text = f"--cuts {','.join(map(str, options.cuts))}: give layers of 1 to {last}, each above the one before"
             raise ConfigError(ErrorCode.CUT_UNSUPPORTED, text)
         check_range(model.index, LayerRange(start, end))
     if options.stage_count not in (None, 1) and not permitted:

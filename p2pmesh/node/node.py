@@ -95,6 +95,9 @@ class Node:
             names = tuple(self.router.models())
             if names != told and names:
                 self._report("ready", {"models": list(names)})
+            gone = [name for name in told if name not in names]
+            if gone:
+                self._report("not_routable", {"models": gone})
             told = names
             await self.overlay.board.changes.wait_beyond(seen)
 

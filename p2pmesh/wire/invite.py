@@ -60,12 +60,12 @@ def decode_invite(text: str, verify: Verify) -> Invite:
         raise _malformed("it is cut, too long, or holds characters that no invite has")
     try:
         sealed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        if _armour(sealed) != body:
-            raise _malformed("its last character is wrong")
         envelope = unseal(DOMAIN, sealed, verify)
         invite = from_map(Invite, unpack(envelope.payload, "invite"), "invite")
-    except (binascii.Error, RemoteProtocolError) as error:
-        raise _malformed(f"{error}") from None
+    except (binascii.Error, RemoteProtocolError):
+        raise _malformed("a part of it is missing or changed") from None
+    if _armour(sealed) != body:
+        raise _malformed("its last character is wrong")
     if mesh_id_of_founder(envelope.key) != invite.mesh_id:
         raise _malformed("it is not signed by the founder of its mesh")
     return invite

@@ -26,7 +26,8 @@ from p2pmesh.wire.engine import EngineKind, decode_fields, encode_message, frame
 from p2pmesh.wire.stage import LENGTH_BYTES, FrameKind, StageFrame, WireDtype, decode_frame, encode_frame, error_frame
 
 _NUMERICS = "p2pmesh-numerics-1"
-_KV_SIZE = re.compile(r"llama_kv_cache.*size = +([0-9.]+) MiB")
+_KV_SIZE = re.compile(r"llama_kv_cache\w*: +size = +([0-9.]+) MiB")
+"""The total of one cache; each of its buffers has a line of its own besides."""
 _EXIT_FAILED = 3
 
 
