@@ -110,8 +110,11 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The whole body of a request.
 
     Raises ``Refused(REQUEST_TOO_LARGE)``, ``Refused(REQUEST_TIMEOUT)`` or ``ClientGone``. A body over the limit is
-    read to its end and dropped, within bounds, so that the client is listening when the refusal comes.
+    read to its end and dropped, so that the client is listening when the refusal comes; one that declares more than
+    is ever dropped is refused at once.
     """
+    if _declared_bytes(scope) > MAX_DISCARDED_BODY_BYTES:
+        raise _too_large()
     with trio.move_on_after(BODY_DEADLINE_S):
         return await _read_limited(receive)
     raise Refused(ErrorCode.REQUEST_TIMEOUT, f"the body did not arrive within {BODY_DEADLINE_S:.0f} seconds")
@@ -131,9 +134,19 @@ async def _read_limited(receive: Receive) -> bytes:
             body += piece
         more = message.get("more_body", False)
     if received_bytes > MAX_HTTP_BODY_BYTES:
-        limit_mib = MAX_HTTP_BODY_BYTES // 1024**2
-        raise Refused(ErrorCode.REQUEST_TOO_LARGE, f"the body is larger than {limit_mib} MiB")
+        raise _too_large()
     return bytes(body)
+
+
+def _declared_bytes(scope: Scope) -> int:
+    """What ``Content-Length`` says; 0 without one. The server below has refused whatever is not a short number."""
+    declared = dict(scope["headers"]).get(b"content-length", b"0")
+    return int(declared) if declared.isdigit() else 0
+
+
+def _too_large() -> Refused:
+    limit_mib = MAX_HTTP_BODY_BYTES // 1024**2
+    return Refused(ErrorCode.REQUEST_TOO_LARGE, f"the body is larger than {limit_mib} MiB")
 
 
 def encode_json(value: Any) -> str:

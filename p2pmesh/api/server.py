@@ -1,18 +1,21 @@
 """HTTP service on sockets of our own, by hypercorn's trio connection handler.
 
-Owns binding, the number of connections, the deadline of a send and the drain. Hypercorn shields each send from
-cancellation, so a client that stops reading could hold a task for ever; the deadline therefore sits in the stream
-below hypercorn, where it also ends a shielded send.
+Owns binding, the number of connections, the deadline of a send and the drain. HTTP/1.1 only: hypercorn never closes an
+HTTP/2 connection on which no request came, so a thousand silent ones would hold the API for ever. Hypercorn shields
+each send from cancellation, so a client that stops reading could hold a task for ever; the deadline therefore sits in
+the stream below hypercorn, where it also ends a shielded send.
 """
 
 import errno
 import logging
 import socket
 from functools import partial
+from typing import Any
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from starlette.types import ASGIApp
@@ -97,25 +100,52 @@ class DeadlineStream:
         self.socket.close()
 
 
+class _Http1Protocol(H11Protocol):  # type: ignore[misc]
+    """HTTP/1.1 that stays so."""
+
+    async def _check_protocol(self, event: Any) -> None:
+        """An offered upgrade to h2c is passed over; HTTP/2's preface is a request for no route, and junk after it."""
+
+
+class _Http1Server(TCPServer):  # type: ignore[misc]
+    """Hypercorn's connection, without the switch to HTTP/2 that it makes for whoever asks."""
+
+    async def _read_data(self) -> None:
+        made = self.protocol
+        made.protocol = _Http1Protocol(
+            made.app,
+            made.config,
+            made.context,
+            made.task_group,
+            made.state,
+            made.ssl,
+            made.client,
+            made.server,
+            made.send,
+        )
+        await super()._read_data()
+
+
 class _Service:
     """The connections of one listening socket."""
 
-    def __init__(self, app: ASGIApp, send_deadline_s: float) -> None:
+    def __init__(self, app: ASGIApp, send_deadline_s: float, max_connections: int) -> None:
         self._app = ASGIWrapper(app)
         self._config = _hypercorn_config()
         self._send_deadline_s = send_deadline_s
+        self._max_connections = max_connections
         self._streams: set[DeadlineStream] = set()
         self.context = WorkerContext(None)
 
     async def handle(self, raw: trio.SocketStream) -> None:
         """Serves one connection to its end."""
-        if len(self._streams) >= MAX_HTTP_CONNECTIONS:
+        if len(self._streams) >= self._max_connections:
             raw.socket.close()
             return
         stream = DeadlineStream(raw, self._send_deadline_s)
         self._streams.add(stream)
         try:
-            await TCPServer(self._app, self._config, self.context, {}, stream)
+            await _Http1Server(self._app, self._config, self.context, {}, stream)
         except Exception as raised:  # noqa: BLE001 - the edge: what breaks one connection must not end the server
             if not _is_closed_connection(raised):
                 _log.error("unforeseen failure of a connection", exc_info=raised)
@@ -148,7 +178,6 @@ def _hypercorn_config() -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S  # also the time a client has to send its headers
     config.h11_max_incomplete_size = MAX_HTTP_HEADER_BYTES
-    config.h2_max_header_list_size = MAX_HTTP_HEADER_BYTES
     return config
 
 
@@ -159,13 +188,16 @@ async def serve_app(
     shutdown: trio.Event,
     drain_s: float,
     send_deadline_s: float = SEND_DEADLINE_S,
+    max_connections: int = MAX_HTTP_CONNECTIONS,
 ) -> None:
     """Serves ``app`` on a listening socket until ``shutdown``, then at most ``drain_s`` seconds for what is open.
+
+    A connection beyond ``max_connections`` is closed at once.
 
     Takes the socket over and closes it. No new connection is accepted once ``shutdown`` is set, idle ones close, and
     requests that are still running at the end of the drain are cut off, which cancels them.
     """
-    service = _Service(app, send_deadline_s)
+    service = _Service(app, send_deadline_s, max_connections)
     async with trio.open_nursery() as timers:
         async with trio.open_nursery() as connections:
             try:

@@ -12,8 +12,9 @@ import pytest
 import trio
 from starlette.types import ASGIApp
 
+from p2pmesh.api.exchange import BODY_DEADLINE_S
 from p2pmesh.api.openai.app import openai_app
-from p2pmesh.api.server import bind_port, serve_app, url_of
+from p2pmesh.api.server import KEEP_ALIVE_S, bind_port, serve_app, url_of
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable, Refused
 from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES, MAX_HTTP_HEADER_BYTES
 from p2pmesh.wire.generation import GenerationDelta
@@ -80,6 +81,7 @@ async def read_to_end(stream: trio.SocketStream) -> bytes:
     return data
 
 
+H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
@@ -259,6 +261,43 @@ async def test_a_body_over_the_limit_is_answered_not_cut_off() -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             response = await client.post(f"{served.url}/v1/chat/completions", content=body)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_that_is_never_read_to_its_end_is_refused_at_once() -> None:
+    """Nothing of it is sent: the test ends only if the answer comes without it."""
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n"
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
+        await client.send_all(head)
+        with trio.fail_after(BODY_DEADLINE_S / 2):
+            answer = await read_to_end(client)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"request_too_large" in answer
+
+
+@pytest.mark.parametrize("preface", [H2_PREFACE, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" + H2_PREFACE])
+async def test_http_2_is_refused_and_its_connection_closed(preface: bytes) -> None:
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
+        await client.send_all(preface)
+        with trio.fail_after(KEEP_ALIVE_S * 2):
+            answer = await read_to_end(client)
+        assert b"HTTP/1.1 400" in answer
+
+
+async def test_an_offer_of_http_2_is_passed_over() -> None:
+    offer = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
+        await client.send_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+        with trio.fail_after(KEEP_ALIVE_S * 2):
+            answer = await read_until(client, MODEL.encode())
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_connection_too_many_is_closed() -> None:
+    async with serving(openai_app(FakeBackend()), max_connections=1) as served, await served.connect() as first:
+        await first.send_all(raw_request(is_streamed=False))
+        await read_until(first, b"Hello")
+        async with await served.connect() as second:
+            assert await second.receive_some(1) == b""
 
 
 async def test_endless_headers_are_cut_off() -> None:
