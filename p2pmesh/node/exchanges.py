@@ -65,7 +65,7 @@ class DriverExchanges:
         request = request_of(asked)
         driver = self._drivers.find_published(request.model)
         if driver is None:
-            raise Refused(ErrorCode.MODEL_NOT_READY, f"{request.model} is not driven here any more; try again")
+            raise Refused(ErrorCode.MODEL_NOT_READY, f"{request.model} is not driven here; try again")
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)

@@ -19,6 +19,38 @@ CANCEL_TIMEOUT_S = 5.0
 OUTPUT_CAPACITY = 1024
 """Deltas that an ingress may be behind; generation waits for it beyond that."""
 
+GENERATION_CODES = frozenset(
+    {
+        ErrorCode.CANCELLED,
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+        ErrorCode.CREDIT_EXCEEDED,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.ENGINE_CRASHED,
+        ErrorCode.ENGINE_LOAD_FAILED,
+        ErrorCode.ENGINE_UNRESPONSIVE,
+        ErrorCode.FRAME_COUNT_INVALID,
+        ErrorCode.FRAME_DTYPE_INVALID,
+        ErrorCode.FRAME_FLAGS_INVALID,
+        ErrorCode.FRAME_KIND_UNKNOWN,
+        ErrorCode.FRAME_LENGTH_INVALID,
+        ErrorCode.FRAME_POSITION_INVALID,
+        ErrorCode.FRAME_UNEXPECTED,
+        ErrorCode.FRAME_VALUE_INVALID,
+        ErrorCode.FRAME_VERSION_UNSUPPORTED,
+        ErrorCode.INTERNAL,
+        ErrorCode.MESSAGE_MALFORMED,
+        ErrorCode.MODEL_NOT_READY,
+        ErrorCode.NOT_IN_PLACEMENT,
+        ErrorCode.OVERLOADED,
+        ErrorCode.PEER_LOST,
+        ErrorCode.PEER_UNREACHABLE,
+        ErrorCode.REQUEST_INVALID,
+        ErrorCode.SHUTTING_DOWN,
+        ErrorCode.STAGE_UNKNOWN,
+    }
+)
+"""What may end a generation at a stage; the client of a request is told no other code that a stage sends."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
@@ -62,7 +94,7 @@ class Sequence:
             case FrameKind.CREDIT:
                 event = generation.CreditArrived(frame.position)
             case _:
-                event = generation.SequenceFailed(*decode_error(frame))
+                event = _failure_of(frame)
         try:
             self._runner.post(event)
         except trio.WouldBlock:
@@ -150,3 +182,8 @@ class Sequence:
         return StageFrame(
             kind, request.request_id, self._start.run_id, request.sequence, position, tokens, flags=flags, body=body
         )
+
+
+def _failure_of(frame: StageFrame) -> generation.SequenceFailed:
+    code, text = decode_error(frame)
+    return generation.SequenceFailed(code if code in GENERATION_CODES else ErrorCode.INTERNAL, text)

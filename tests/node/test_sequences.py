@@ -1,0 +1,44 @@
+"""What a stage may tell the client of a request."""
+
+import pytest
+from trio.testing import MockClock
+
+from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
+from p2pmesh.core.text import TextAssembler
+from p2pmesh.node.sequences import GENERATION_CODES, Sequence, SequenceStart
+from p2pmesh.wire.generation import GenerationRequest, Prompt
+from p2pmesh.wire.stage import StageFrame, error_frame
+from tests.fakes.mesh import GREEDY, MockedClock
+
+
+async def ended_by(code: ErrorCode, text: str) -> Refused:
+    """How a sequence ends whose last stage answers its first frame with an error."""
+    request = GenerationRequest(bytes(16), "fake", Prompt(tokens=(1,)), GREEDY)
+    policy = GenerationPolicy(chunk_tokens=8, credits=1, context_tokens=16)
+    machine = GenerationMachine((1,), None, frozenset(), TextAssembler([b"a"]), policy)
+
+    async def answer(frame: StageFrame) -> None:
+        sequence.deliver(error_frame(frame, code, text))
+
+    sequence = Sequence(SequenceStart(request, bytes(16), (1,)), machine, answer, MockedClock())
+    await sequence.run()
+    with pytest.raises(Refused) as raised:
+        _ = [event async for event in sequence.events()]
+    return raised.value
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+async def test_a_stage_ends_a_generation_by_a_generations_codes_only(
+    autojump_clock: MockClock, code: ErrorCode
+) -> None:
+    error = await ended_by(code, "what went wrong")
+    assert error.code is (code if code in GENERATION_CODES else ErrorCode.INTERNAL)
+    assert error.message == "what went wrong"
+
+
+def test_which_codes_are_a_generations() -> None:
+    assert {ErrorCode.OVERLOADED, ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.PEER_LOST} <= GENERATION_CODES
+    assert {code for code in ErrorCode if code.startswith("frame_")} <= GENERATION_CODES
+    foreign = {ErrorCode.INVITE_EXPIRED, ErrorCode.UNAUTHORIZED, ErrorCode.MODEL_UNKNOWN, ErrorCode.PORT_IN_USE}
+    assert not foreign & GENERATION_CODES
