@@ -5,10 +5,12 @@ models. A failure before the node is up ends the command with its own exit code;
 """
 
 import gc
+import logging
 import os
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -31,6 +33,7 @@ from p2pmesh.app import events
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.events import Event, EventName
+from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.base.quantities import MIB
 from p2pmesh.node.announcements import Neighbours
@@ -64,6 +67,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
             raise
         try:
             _calm_garbage_collection()
+            logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
             return trio.run(_Command(options, identity, (api_socket, console_socket), emit).run)
         finally:
             remove_run_file(home, os.getpid())
@@ -83,6 +87,7 @@ class _Command:
         self._http_servers = 0
         self._http_ended = trio.Event()
         self._api_url = url_of(self._api_socket)
+        self._connections_per_server = http_connections_per_server(raise_open_files_limit())
 
     async def run(self) -> int:
         """Until a signal; both HTTP ports answer before anything else is tried."""
@@ -113,7 +118,9 @@ class _Command:
 
     async def _serve_http_app(self, app: Any, sock: socket.socket) -> None:
         try:
-            await serve_app(app, sock, shutdown=self._shutdown, drain_s=DRAIN_S)
+            await serve_app(
+                app, sock, shutdown=self._shutdown, drain_s=DRAIN_S, max_connections=self._connections_per_server
+            )
         finally:
             self._http_servers -= 1
             if not self._http_servers:
