@@ -11,7 +11,8 @@ Layout::
     HOME/cache/ledger.json          digests and cuts remembered
 
 Quota: before a stage is written, the least recently used ones go until the new one fits into ``quota_bytes`` and onto
-the disk. A stage handed out stays until ``release``; while all are in use the cache may be larger than its quota.
+the disk. A stage handed out stays until each of its holders has called ``release``; while all are held the cache may be
+larger than its quota.
 """
 
 import contextlib
@@ -84,6 +85,31 @@ class _KeyedLocks:
                 self._locks[key] = (lock, users - 1)
 
 
+class _Holds:
+    """How many holders each file has. Taken in worker threads, dropped on the event loop, which never waits here."""
+
+    __slots__ = ("_counts", "_lock")
+
+    def __init__(self) -> None:
+        self._counts: dict[Digest, int] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._counts
+
+    def take(self, digest: Digest) -> None:
+        """One holder more."""
+        with self._lock:
+            self._counts[digest] = self._counts.get(digest, 0) + 1
+
+    def drop(self, digest: Digest) -> None:
+        """One holder less; nothing happens where there is none."""
+        with self._lock:
+            count = self._counts.pop(digest, 0)
+            if count > 1:
+                self._counts[digest] = count - 1
+
+
 class DiskModelStore:
     """The store of one home. Construct it once per process and home; construction removes what dead processes left.
 
@@ -112,7 +138,7 @@ class DiskModelStore:
         self._ledger = ModelLedger(cache_directory / "ledger.json")
         self._indexes: dict[tuple[Path, files.FileStamp], GgufIndex] = {}
         self._models: dict[Digest, ModelFile] = {}
-        self._in_use: set[Digest] = set()
+        self._holds = _Holds()
         self._room = threading.Lock()
         self._locks = _KeyedLocks()
         self._limiter = trio.CapacityLimiter(_WORKERS)
@@ -155,6 +181,7 @@ class DiskModelStore:
         ``Refused(DISK_FULL)``.
         """
         if len(layers) == model.index.layer_count and layers.is_first():
+            self._holds.take(model.digest)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         key = f"{model.digest}:{layers.start}:{layers.end}:{STAGE_FORMAT}"
         async with self._locks.holding(key):
@@ -168,15 +195,15 @@ class DiskModelStore:
             return await self._run(lambda: self._artifact_or_model(digest))
 
     def release(self, digest: Digest) -> None:
-        """Says that no engine uses the stage any more, so that the quota may take it."""
-        self._in_use.discard(digest)
+        """Gives back one hold; without any left the quota may take the file."""
+        self._holds.drop(digest)
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         """The file's tensors, and keys and values of its own layers for every cell."""
         return await self._run(lambda: _stage_memory_bytes(Path(artifact.path), context_tokens * lanes))
 
     def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
-        """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays.
+        """Receives a stage; at a clean exit it is checked, kept and held once, otherwise nothing stays.
 
         Raises ``RemoteProtocolError(ARTIFACT_CORRUPT)`` for impossible announcements, missing bytes and wrong ones,
         ``Refused(DISK_FULL)``.
@@ -337,40 +364,48 @@ class DiskModelStore:
             raise _changed(model)
 
     def _keep(self, pending: files.PendingFile) -> StageArtifact:
-        """Gives a whole stage its name. From here on it counts as in use."""
+        """Gives a whole stage its name, and its receiver or cutter a hold on it."""
         digest = pending.digest
         path = self._stages / f"{digest}.gguf"
         with self._room:
-            self._in_use.add(digest)
             stamp = pending.commit(path)
+            self._holds.take(digest)
         self._ledger.remember_digest(path, stamp, digest)
         return StageArtifact(str(path), digest, stamp.size_bytes)
 
     def _kept_artifact(self, digest: Digest) -> StageArtifact | None:
-        """The stage of this digest if it stands in the cache, undamaged; a damaged one is removed."""
+        """The stage of this digest, held, if it stands in the cache undamaged; a damaged one is removed."""
         path = self._stages / f"{digest}.gguf"
         with self._room:
-            self._in_use.add(digest)
+            self._holds.take(digest)  # first, so that it is not evicted while it is checked
+        artifact = None
+        try:
+            artifact = self._checked_artifact(digest, path)
+        finally:
+            if artifact is None:
+                self._holds.drop(digest)
+        return artifact
+
+    def _checked_artifact(self, digest: Digest, path: Path) -> StageArtifact | None:
         try:
             with files.FileSource(path) as source:
                 if self._digest_of(source) == digest:
                     return StageArtifact(str(path), digest, source.size_bytes)
         except ConfigError:
-            pass  # it is not there
-        else:
-            path.unlink(missing_ok=True)
-            self._ledger.forget(path)
-        self._in_use.discard(digest)
+            return None  # it is not there
+        path.unlink(missing_ok=True)
+        self._ledger.forget(path)
         return None
 
     def _artifact_or_model(self, digest: Digest) -> StageArtifact | None:
         model = self._unchanged_model(digest)
         if model is not None:
+            self._holds.take(digest)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         return self._kept_artifact(digest)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Evicts unused stages until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if the disk has no room then."""
+        """Evicts stages without a holder until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if the disk has no room."""
         with self._room, files.translated(f"cannot use {self._stages}"):
             stages = self._ledger.by_use(list(self._stages.glob("*.gguf")))
             used_bytes = sum(path.stat().st_size for path in stages)
@@ -378,7 +413,7 @@ class DiskModelStore:
                 fits_quota = used_bytes + size_bytes <= self._quota_bytes
                 if fits_quota and self._disk.free_bytes(self._stages) >= size_bytes:
                     break
-                if Digest(path.stem) in self._in_use:
+                if Digest(path.stem) in self._holds:
                     continue
                 used_bytes -= path.stat().st_size
                 path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
-from p2pmesh.ports.models import ModelStore, StageArtifact
+from p2pmesh.ports.models import ArtifactWriter, ModelStore, StageArtifact
 from p2pmesh.wire.control import ArtifactChunk, FetchArtifact
 
 CHUNK_TIMEOUT_S = 30.0
@@ -25,11 +25,18 @@ class Artifacts:
     async def obtain(
         self, digest: Digest, size_bytes: int, source: PeerId, addresses: tuple[str, ...], progress: Progress
     ) -> StageArtifact:
-        """The artifact, from our disk or from ``source``; nothing of a broken transfer is kept."""
+        """The artifact, from our disk or from ``source``; nothing of a broken transfer is kept.
+
+        The caller has one hold on it, to be released (see ``ModelStore``).
+        """
         found = await self._store.find_artifact(digest)
-        if found is None:
-            await self._fetch(digest, size_bytes, source, addresses, progress)
+        if found is not None:
+            return found
+        await self._fetch(digest, size_bytes, source, addresses, progress)
+        try:
             found = await self._store.find_artifact(digest)
+        finally:
+            self._store.release(digest)  # the hold of having received it
         if found is None:
             raise Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage file {digest} vanished right after it was received")
         return found
@@ -37,28 +44,38 @@ class Artifacts:
     async def _fetch(
         self, digest: Digest, size_bytes: int, source: PeerId, addresses: tuple[str, ...], progress: Progress
     ) -> None:
-        stream = await self._overlay.open_exchange(source, FetchArtifact(digest, 0), addresses)
-        try:
-            async with self._store.receive_artifact(digest, size_bytes) as writer:
-                received = 0
-                while True:
-                    chunk = await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)
-                    if not chunk.data:
-                        break
-                    await writer.write(chunk.data)
-                    received += len(chunk.data)
-                    await progress(received)
-        finally:
-            await stream.reset()
+        """Takes a hold unless it raises: after the store's scope nothing here waits, so nothing can be cancelled."""
+        async with self._store.receive_artifact(digest, size_bytes) as writer:
+            stream = await self._overlay.open_exchange(source, FetchArtifact(digest, 0), addresses)
+            try:
+                await _copy(stream, writer, progress)
+            finally:
+                await stream.reset()
 
     async def _serve(self, stream: MessageStream, asked: FetchArtifact) -> None:
-        artifact = await self._store.find_artifact(Digest(asked.digest))
+        digest = Digest(asked.digest)
+        artifact = await self._store.find_artifact(digest)
         if artifact is None:
             raise Refused(ErrorCode.ARTIFACT_UNKNOWN, f"no stage file {asked.digest} here")
 
         async def send(data: bytes) -> None:
             await stream.send(ArtifactChunk(data), CHUNK_TIMEOUT_S)
 
-        await self._store.read_artifact(artifact, asked.offset, send)
+        try:
+            await self._store.read_artifact(artifact, asked.offset, send)
+        finally:
+            self._store.release(digest)
         await send(b"")
         await stream.finish()
+
+
+async def _copy(stream: MessageStream, writer: ArtifactWriter, progress: Progress) -> None:
+    """Every chunk up to the empty one."""
+    received_bytes = 0
+    while True:
+        chunk = await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)
+        if not chunk.data:
+            return
+        await writer.write(chunk.data)
+        received_bytes += len(chunk.data)
+        await progress(received_bytes)

@@ -1,5 +1,11 @@
-"""Messages and frames over byte streams, each receive and send with a deadline."""
+"""Messages and frames over byte streams, each receive and send with a deadline.
 
+Every refusal and every ERROR frame leaves this node through here, and without the local paths that its text may hold:
+what our own events and logs say keeps them.
+"""
+
+import re
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import trio
@@ -9,10 +15,33 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
 from p2pmesh.ports.network import ByteStream
 from p2pmesh.wire.control import Refusal, decode_control, decode_varint, encode_control
-from p2pmesh.wire.stage import LENGTH_BYTES, StageFrame, decode_frame, decode_length, encode_frame
+from p2pmesh.wire.stage import (
+    LENGTH_BYTES,
+    FrameKind,
+    StageFrame,
+    decode_error,
+    decode_frame,
+    decode_length,
+    encode_frame,
+    error_frame,
+)
 
 M = TypeVar("M")
 SEND_TIMEOUT_S = 20.0
+MAX_TEXT_CHARACTERS = 4000
+"""Of a text before its paths are taken out; messages and frames carry less."""
+
+_CLAUSE_END = r"[:;,]\s"
+_LOCAL_PATH = re.compile(
+    r"(?<![\w.~/\\-])"  # not within a word, a relative path or a multiaddress
+    r"(?!(?<=[a-z]:)//\w)"  # no URL
+    r"(?:file://)?"
+    r"(?!/(?:ip4|ip6|dns|dns4|dns6|dnsaddr|p2p|mesh-llm|skippy-stage)/)"
+    r"(?:~?/|~?\\|[A-Za-z]:[/\\])(?=\S)"
+    rf"(?:(?:(?!{_CLAUSE_END}).)*[/\\])?"  # directories may hold spaces, so up to the last separator of the clause
+    r"(?P<last>\S*?)(?=[:;,.)\]'\"]*(?:\s|$))",
+    re.DOTALL,
+)
 
 
 class MessageStream:
@@ -34,6 +63,8 @@ class MessageStream:
 
     async def send(self, message: Any, timeout_s: float = SEND_TIMEOUT_S) -> None:
         """One message; ``PeerUnavailable`` when the peer is gone or does not read in time."""
+        if isinstance(message, Refusal):
+            message = replace(message, message=without_paths(message.message))
         data = encode_control(message)
         with _deadline(timeout_s, self.remote_peer, "does not read"):
             async with self._send_lock:
@@ -83,6 +114,9 @@ class FrameStream:
 
     async def send(self, frame: StageFrame) -> None:
         """One frame; ``PeerUnavailable`` when the peer is gone or does not read in time."""
+        if frame.kind is FrameKind.ERROR:
+            code, text = decode_error(frame)
+            frame = error_frame(frame, code, without_paths(text))
         data = encode_frame(frame)
         if not self._send_lock.locked() and self._stream.send_nowait(data):
             return
@@ -131,5 +165,18 @@ def error_of(refusal: Refusal) -> RemoteProtocolError:
 
 
 def refusal_of(code: ErrorCode, text: str) -> Refusal:
-    """The refusal that says ``text``, cut to what a message may hold."""
-    return Refusal(code.value, text.encode()[:1000].decode("utf-8", "ignore"))
+    """The refusal that says ``text``, without local paths and cut to what a message may hold."""
+    return Refusal(code.value, without_paths(text).encode()[:1000].decode("utf-8", "ignore"))
+
+
+def without_paths(text: str) -> str:
+    """``text`` fit for a peer: of a local path only a GGUF file's name stays, anything else becomes ``…``.
+
+    Paths are known by their looks. Where that is unsure rather more is taken out than less.
+    """
+    return _LOCAL_PATH.sub(_shown_path, text[:MAX_TEXT_CHARACTERS])
+
+
+def _shown_path(found: re.Match[str]) -> str:
+    last = found["last"]
+    return last if last.endswith(".gguf") else "…"

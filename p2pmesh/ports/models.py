@@ -37,7 +37,12 @@ class ArtifactWriter(Protocol):
 
 
 class ModelStore(Protocol):
-    """Finds models, cuts stages, keeps received stages. Blocking work runs off the event loop."""
+    """Finds models, cuts stages, keeps received stages. Blocking work runs off the event loop.
+
+    Three calls take a hold on the file that they give: every ``cut``, every ``find_artifact`` that finds one, every
+    clean exit of ``receive_artifact``. A held file is not evicted. Holds are counted: each needs exactly
+    one ``release`` of its digest, also after errors. A whole model is held in the same way, so callers need not ask.
+    """
 
     async def resolve(self, reference: str) -> ModelFile:
         """A path, the name of a pip-installed model or of one in the home; ``ConfigError`` says what is wrong."""
@@ -49,19 +54,28 @@ class ModelStore(Protocol):
         """A local whole model with this digest, if any."""
 
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
-        """The stage GGUF of a range, written by streaming, or from the cache; the whole range is the model itself."""
+        """The stage GGUF of a range, written by streaming, or from the cache; the whole range is the model itself.
+
+        Takes a hold.
+        """
 
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
-        """A cut or received stage by its digest, its bytes checked once per change of the file."""
+        """A cut or received stage by its digest, its bytes checked once per change of the file.
+
+        Takes a hold if it finds one.
+        """
 
     def release(self, digest: Digest) -> None:
-        """No engine here uses the stage any more; the quota may take it."""
+        """Gives back one hold; without any left the quota may take the file."""
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
-        """Bytes of weights and KV cache that loading this file takes at the least; raises for a file that is no GGUF."""
+        """Bytes of weights and KV cache that loading this file takes at the least; raises if it is no GGUF."""
 
     def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
-        """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays."""
+        """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays.
+
+        A clean exit takes a hold.
+        """
 
     async def read_artifact(
         self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]

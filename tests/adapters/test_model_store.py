@@ -556,6 +556,52 @@ async def test_a_stage_in_use_is_never_evicted(home: Home) -> None:
     assert is_there(second)
 
 
+async def test_a_stage_stays_until_each_of_its_holders_has_released_it(home: Home) -> None:
+    store = home.store(quota_bytes=1)
+    model = await resolved(home, store)
+    first = await store.cut(model, LayerRange(1, 2))
+    assert await store.cut(model, LayerRange(1, 2)) == first
+    assert await store.find_artifact(first.digest) == first
+    for _ in range(2):
+        store.release(first.digest)
+        store.release((await store.cut(model, MIDDLE)).digest)
+        assert is_there(first)
+    store.release(first.digest)
+    await store.cut(model, LayerRange(2, 3))
+    assert not is_there(first)
+
+
+async def test_a_received_stage_is_held_once(home: Home) -> None:
+    store = home.store(quota_bytes=1)
+    model = await resolved(home, store)
+    await receive(store, STAGE)
+    store.release((await store.cut(model, LayerRange(1, 2))).digest)
+    assert f"{STAGE_DIGEST}.gguf" in home.kept()
+    store.release(STAGE_DIGEST)
+    await store.cut(model, LayerRange(2, 3))
+    assert f"{STAGE_DIGEST}.gguf" not in home.kept()
+
+
+async def test_a_find_that_is_cancelled_holds_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = home.store()
+    first = await store.cut(await resolved(home, store), LayerRange(1, 2))
+    store = home.store(quota_bytes=1)
+    os.utime(first.path, ns=(1, 1))  # so that it is read again
+    digest_of = model_files.digest_of
+    scope = trio.CancelScope()
+
+    def cancelled(source: model_files.FileSource, check_cancelled: Callable[[], None]) -> Digest:
+        trio.from_thread.run_sync(scope.cancel)
+        return digest_of(source, check_cancelled)
+
+    with monkeypatch.context() as patch, scope:
+        patch.setattr(model_files, "digest_of", cancelled)
+        await store.find_artifact(first.digest)
+    assert scope.cancelled_caught
+    await store.cut(await store.resolve("m"), MIDDLE)
+    assert not is_there(first)
+
+
 async def test_a_short_disk_evicts_too(home: Home) -> None:
     store = home.store()
     old = await store.cut(await resolved(home, store), LayerRange(1, 2))

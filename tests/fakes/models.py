@@ -1,6 +1,7 @@
 """A model store in memory: models by name, stage files as bytes that say what they are."""
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -26,12 +27,14 @@ def fake_model(name: str = "fake") -> ModelFile:
 
 
 class FakeModelStore:
-    """Implements ``ports.models.ModelStore``. ``damage`` changes what it serves to others."""
+    """Implements ``ports.models.ModelStore``. ``damage`` changes what it serves to others;
+    ``holds`` counts those that nobody has released yet."""
 
     def __init__(self, *models: ModelFile) -> None:
         self.models = models
         self.files: dict[Digest, bytes] = {}
         self.damage: Callable[[bytes], bytes] = lambda data: data
+        self.holds: Counter[Digest] = Counter()
         self.released: list[Digest] = []
         self.stage_memory: int | None = None
 
@@ -48,12 +51,14 @@ class FakeModelStore:
         return next((model for model in self.models if model.digest == digest), None)
 
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
-        return self._keep(f"{model.digest}:{layers.start}-{layers.end}:".encode() * 7)
+        return self._held(f"{model.digest}:{layers.start}-{layers.end}:".encode() * 7)
 
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
-        return self._artifact(digest) if digest in self.files else None
+        return self._held(self.files[digest]) if digest in self.files else None
 
     def release(self, digest: Digest) -> None:
+        assert self.holds[digest] > 0, "a release without a hold"
+        self.holds[digest] -= 1
         self.released.append(digest)
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
@@ -65,7 +70,7 @@ class FakeModelStore:
         yield writer
         if _digest_of(bytes(writer.data)) != digest:
             raise RemoteProtocolError(ErrorCode.ARTIFACT_CORRUPT, "the bytes have another digest")
-        self._keep(bytes(writer.data))
+        self._held(bytes(writer.data))
 
     async def read_artifact(
         self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]
@@ -74,13 +79,11 @@ class FakeModelStore:
         for start in range(offset, len(data), _PIECE_BYTES):
             await sink(data[start : start + _PIECE_BYTES])
 
-    def _keep(self, data: bytes) -> StageArtifact:
+    def _held(self, data: bytes) -> StageArtifact:
         digest = _digest_of(data)
         self.files[digest] = data
-        return self._artifact(digest)
-
-    def _artifact(self, digest: Digest) -> StageArtifact:
-        return StageArtifact(f"/stages/{digest}", digest, len(self.files[digest]))
+        self.holds[digest] += 1
+        return StageArtifact(f"/stages/{digest}", digest, len(data))
 
 
 class _Writer:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -185,6 +185,31 @@ async def test_a_peer_without_the_model_fetches_its_stage(autojump_clock: MockCl
         driver, other = await chain(mesh, 2)
         assert other.told("stage_loading")[0]["source"] == driver.peer
         assert set(other.store.files) < set(driver.store.files)
+
+
+async def test_a_stage_that_was_served_or_loaded_is_held_no_longer_than_its_run(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        assert other.told("stage_loading")
+        digest = other.engine.spec.artifact_digest
+        assert other.store.holds[digest] == 1  # its engine
+        assert driver.store.holds[digest] == 1  # its run, and nobody for having served it
+        await mesh.kill(other)
+        await driver.wait_told("model_withdrawn")
+        assert other.store.holds.total() == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert driver.store.holds.total() == 0
+
+
+async def test_a_refusal_tells_no_local_path(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        other = await mesh.join("other", driver)
+        other.launcher.failure = EngineError(ErrorCode.ENGINE_LOAD_FAILED, "cannot load /home/jane/x.gguf: bad magic")
+        mesh.serve(driver, MODEL, stage_count=2)
+        withdrawn = await driver.wait_told("model_withdrawn")
+        assert withdrawn["message"].endswith("cannot load x.gguf: bad magic")
+        assert "jane" not in withdrawn["message"]
 
 
 async def test_a_peer_with_the_model_fetches_nothing(autojump_clock: MockClock) -> None:
