@@ -405,7 +405,7 @@ class DiskModelStore:
         return self._kept_artifact(digest)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Evicts stages without a holder until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if the disk has no room."""
+        """Evicts unheld stages until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if the disk has no room."""
         with self._room, files.translated(f"cannot use {self._stages}"):
             stages = self._ledger.by_use(list(self._stages.glob("*.gguf")))
             used_bytes = sum(path.stat().st_size for path in stages)

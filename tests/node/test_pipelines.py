@@ -8,6 +8,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.ids import Digest
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -191,7 +192,7 @@ async def test_a_stage_that_was_served_or_loaded_is_held_no_longer_than_its_run(
     async with open_mesh() as mesh:
         driver, other = await chain(mesh, 2)
         assert other.told("stage_loading")
-        digest = other.engine.spec.artifact_digest
+        digest = Digest(other.engine.spec.artifact_digest)
         assert other.store.holds[digest] == 1  # its engine
         assert driver.store.holds[digest] == 1  # its run, and nobody for having served it
         await mesh.kill(other)
