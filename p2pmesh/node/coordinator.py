@@ -180,13 +180,15 @@ class Run:
 
     async def serve(self) -> RunEnding:
         """Loads, proves, publishes, watches; returns once the run is over and its stages are told."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._runner.post(coordination.RunStarted())
-            await self._runner.run(lambda: self._ending is not None)
-            nursery.cancel_scope.cancel()
-        for digest in self._cut_digests:
-            self._parts.store.release(digest)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._runner.post(coordination.RunStarted())
+                await self._runner.run(lambda: self._ending is not None)
+                nursery.cancel_scope.cancel()
+        finally:
+            for digest in self._cut_digests:
+                self._parts.store.release(digest)
         assert self._ending is not None
         return self._ending
 

@@ -64,8 +64,12 @@ class Stages:
     async def hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         """Loads a stage and keeps it until cancelled; raises why it could not be, or why it ended."""
         _check_load(load, self._overlay.own_peer)
-        with unwrapped():
-            await self._hold(load, source, report_status)
+        try:
+            with unwrapped():
+                await self._hold(load, source, report_status)
+        except P2PMeshError as error:
+            self._report("stage_failed", _stage_fields(load) | {"code": error.code.value, "message": error.message})
+            raise
 
     async def _hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         with self._counted():
@@ -120,7 +124,6 @@ class Stages:
                 await run.run(ready)
             except P2PMeshError as error:
                 cause = error
-                self._report("stage_failed", _stage_fields(load) | {"code": error.code.value, "message": error.message})
                 raise
             finally:
                 self._parts.table.remove(run)
