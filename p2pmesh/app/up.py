@@ -40,6 +40,7 @@ from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.overlay import OverlaySettings
+from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 from p2pmesh.wire.invite import check_invite_time, decode_invite
 from p2pmesh.wire.stage import WireDtype
 
@@ -158,7 +159,10 @@ class _Command:
                 await node.overlay.join()
                 self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
                 nursery.start_soon(node.overlay.stay_joined)
-            self._emit(events.invite(node.overlay.make_invite()))
+            nursery.start_soon(self._keep_inviting, node)
+            if node.overlay.is_founder and not self._references():
+                message = "this node serves no model yet: give --model or --demo, or --join an overlay that has one"
+                self._emit(Event(EventName.SERVES_NOTHING, {"message": message}))
             for reference in self._references():
                 nursery.start_soon(self._serve_model, node, reference)
             await self._shutdown.wait()
@@ -166,6 +170,14 @@ class _Command:
             with trio.move_on_after(HTTP_DRAIN_S):
                 await self._http_ended.wait()
             nursery.cancel_scope.cancel()
+
+    async def _keep_inviting(self, node: Node) -> None:
+        """An invite lives a day; the founder makes a fresh one before the last is over."""
+        while True:
+            self._emit(events.invite(node.overlay.make_invite()))
+            if not node.overlay.is_founder:
+                return
+            await trio.sleep(INVITE_LIFE_MS / 2000)
 
     def _references(self) -> tuple[str, ...]:
         demo = (DEMO_MODEL,) if self._options.is_demo else ()
