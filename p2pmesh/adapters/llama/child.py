@@ -5,6 +5,7 @@ neither trio nor libp2p. It ends by itself when the socket closes, also inside a
 to the node.
 """
 
+import gc
 import hashlib
 import os
 import re
@@ -47,6 +48,7 @@ def main() -> None:
         channel.send([encode_message(EngineKind.FAILED, {"code": error.code.value, "message": error.message})])
         sys.exit(_EXIT_FAILED)
     channel.send([encode_message(EngineKind.LOADED, engine.facts)])
+    gc.freeze()  # what loading made stays; looking through it again and again would interrupt steps
     _serve(channel, engine)
 
 
