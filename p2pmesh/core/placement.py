@@ -20,7 +20,7 @@ MAX_ORDERED_PEERS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCost:
+class PlacementCost:
     """Bytes a stage needs: the sum over its layers, what the ends add, and what every stage adds.
 
     ``whole_saves_bytes`` is what a stage that is first and last need not hold twice (a tied embedding).
@@ -68,7 +68,7 @@ class PlacementRequest:
     A peer that stands twice among ``others``, or there beside being the coordinator, counts once.
     """
 
-    cost: ModelCost
+    cost: PlacementCost
     coordinator: CandidatePeer
     others: tuple[CandidatePeer, ...]
     stage_count: int | None = None
@@ -188,13 +188,13 @@ class _Cutting:
 class _CutTable:
     """Sizes of all ranges in constant time, and the step of the dynamic programming over (stage, layer reached)."""
 
-    def __init__(self, cost: ModelCost) -> None:
+    def __init__(self, cost: PlacementCost) -> None:
         self.cost = cost
         self._ends = (*cost.cuts, cost.layer_count)
         self._sums = (0, *itertools.accumulate(cost.layer_bytes))
 
     def needed_bytes(self, start: int, end: int) -> int:
-        """As ``ModelCost.bytes_of``."""
+        """As ``PlacementCost.bytes_of``."""
         needed = self._sums[end] - self._sums[start] + self.cost.stage_bytes
         if start == 0:
             needed += self.cost.first_bytes

@@ -17,8 +17,8 @@ from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.placement import (
     CandidatePeer,
-    ModelCost,
     Placement,
+    PlacementCost,
     PlacementRefusal,
     PlacementRequest,
     PlannedStage,
@@ -325,10 +325,10 @@ def _refused(model: ModelFile, refusal: PlacementRefusal) -> P2PMeshError:
     return Refused(ErrorCode.PLACEMENT_REFUSED, f"{model.name} cannot be placed: {refusal.text}")
 
 
-def _placement_cost(model: ModelFile, options: ServingOptions) -> ModelCost:
+def _placement_cost(model: ModelFile, options: ServingOptions) -> PlacementCost:
     """The planner's view of a model at this context and these lanes; explicit cuts leave it no others."""
     needed = planning_bytes(model.index, options.context_tokens, options.lanes)
-    return ModelCost(
+    return PlacementCost(
         layer_bytes=needed.layer_bytes,
         first_bytes=needed.first_bytes,
         last_bytes=needed.last_bytes,

@@ -11,6 +11,7 @@ from p2pmesh.node.channels import MessageStream, error_of
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.sequences import code_for_client
 from p2pmesh.wire.control import (
     Cancel,
     Delta,
@@ -121,7 +122,8 @@ def _event_of(message: object) -> GenerationEvent:
         case Finished(reason, text, completion_tokens):
             return GenerationFinished(_reason_of(reason), text, completion_tokens)
         case Refusal():
-            raise error_of(message)
+            error = error_of(message)
+            raise RemoteProtocolError(code_for_client(error.code), error.message)
         case _:
             text = f"{type(message).__name__} in a generation"
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)

@@ -186,4 +186,9 @@ class Sequence:
 
 def _failure_of(frame: StageFrame) -> generation.SequenceFailed:
     code, text = decode_error(frame)
-    return generation.SequenceFailed(code if code in GENERATION_CODES else ErrorCode.INTERNAL, text)
+    return generation.SequenceFailed(code_for_client(code), text)
+
+
+def code_for_client(code: ErrorCode) -> ErrorCode:
+    """What a peer's code becomes before a client hears it: only a generation's own pass."""
+    return code if code in GENERATION_CODES else ErrorCode.INTERNAL

@@ -7,7 +7,7 @@ from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.core.placement import (
     CandidatePeer,
-    ModelCost,
+    PlacementCost,
     PlacementRefusal,
     PlacementRequest,
     plan_placement,
@@ -106,7 +106,7 @@ class SimCoordinator:
 
     def _request(self) -> PlacementRequest:
         model: ModelLoad = self._texture.model
-        cost = ModelCost(
+        cost = PlacementCost(
             (model.layer_bytes,) * model.layers, model.layer_bytes, model.layer_bytes, model.layer_bytes // 4,
             tuple(range(1, model.layers)),
         )  # fmt: skip

@@ -11,8 +11,8 @@ from p2pmesh.base.ids import LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import GIB
 from p2pmesh.core.placement import (
     CandidatePeer,
-    ModelCost,
     Placement,
+    PlacementCost,
     PlacementReason,
     PlacementRefusal,
     PlacementRequest,
@@ -24,11 +24,11 @@ def peer(name: str, free_bytes: int) -> CandidatePeer:
     return CandidatePeer(PeerId(name), free_bytes)
 
 
-def even_cost(layers: int, layer_bytes: int = 10, ends: int = 0, stage: int = 0) -> ModelCost:
-    return ModelCost((layer_bytes,) * layers, ends, ends, stage, tuple(range(1, layers)))
+def even_cost(layers: int, layer_bytes: int = 10, ends: int = 0, stage: int = 0) -> PlacementCost:
+    return PlacementCost((layer_bytes,) * layers, ends, ends, stage, tuple(range(1, layers)))
 
 
-def request(cost: ModelCost, free: tuple[int, ...], count: int | None = None) -> PlacementRequest:
+def request(cost: PlacementCost, free: tuple[int, ...], count: int | None = None) -> PlacementRequest:
     """The coordinator is ``p0``, the others ``p1`` and so on."""
     others = tuple(peer(f"p{number}", size) for number, size in enumerate(free[1:], start=1))
     return PlacementRequest(cost, peer("p0", free[0]), others, count)
@@ -76,7 +76,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     longest = draw(st.integers(1, layers))
     rule = draw(st.sampled_from([lambda r: True, lambda r: len(r) <= longest or len(r) == layers]))
     saves = draw(st.integers(0, sizes[-1] + first + last + stage))
-    cost = ModelCost(sizes, first, last, stage, cuts, rule, whole_saves_bytes=saves)
+    cost = PlacementCost(sizes, first, last, stage, cuts, rule, whole_saves_bytes=saves)
     free = tuple(draw(st.lists(st.integers(0, 80) | st.sampled_from([30, 60]), min_size=1, max_size=4)))
     return request(cost, free, draw(st.none() | st.integers(1, 5)))
 
@@ -115,26 +115,26 @@ def test_the_ends_and_what_every_stage_adds_are_charged() -> None:
 
 
 def test_the_whole_may_fit_where_all_but_its_last_layer_would_not() -> None:
-    cost = ModelCost((10, 10), 50, 50, 0, (1,), whole_saves_bytes=65)
+    cost = PlacementCost((10, 10), 50, 50, 0, (1,), whole_saves_bytes=65)
     assert cost.bytes_of(LayerRange(0, 1)) > cost.bytes_of(LayerRange(0, 2)) == 55
     assert placed(request(cost, (55,))) == [("p0", 0, 2)]
     assert refused(request(cost, (54, 54), 2)).reason == PlacementReason.MEMORY_SHORT
 
 
 def test_an_order_of_peers_that_fits_is_found_though_the_largest_first_does_not_fit() -> None:
-    cost = ModelCost((10, 10, 40), 0, 0, 0, (1, 2))
+    cost = PlacementCost((10, 10, 40), 0, 0, 0, (1, 2))
     assert placed(request(cost, (10, 15, 40))) == [("p0", 0, 1), ("p1", 1, 2), ("p2", 2, 3)]
-    heavy_middle = ModelCost((10, 40, 10), 0, 0, 0, (1, 2))
+    heavy_middle = PlacementCost((10, 40, 10), 0, 0, 0, (1, 2))
     assert placed(request(heavy_middle, (10, 15, 40))) == [("p0", 0, 1), ("p2", 1, 2), ("p1", 2, 3)]
 
 
 def test_only_permitted_cuts_are_used() -> None:
-    cost = ModelCost((10,) * 6, 0, 0, 0, (5,))
+    cost = PlacementCost((10,) * 6, 0, 0, 0, (5,))
     assert placed(request(cost, (50, 50))) == [("p0", 0, 5), ("p1", 5, 6)]
 
 
 def test_a_range_that_the_family_cannot_run_is_not_planned() -> None:
-    cost = ModelCost((10,) * 6, 0, 0, 0, (1, 2, 3, 4, 5), lambda layers: len(layers) != 3)
+    cost = PlacementCost((10,) * 6, 0, 0, 0, (1, 2, 3, 4, 5), lambda layers: len(layers) != 3)
     assert placed(request(cost, (40, 40))) == [("p0", 0, 2), ("p1", 2, 6)]
 
 
@@ -151,9 +151,14 @@ def test_a_peer_that_is_listed_twice_counts_once_and_with_the_smaller_offer() ->
         (request(even_cost(4), (90, 90), 3), "too_few_peers", ("3 stages", "2 are here", "start 1 more"), True),
         (request(even_cost(4), (90,) * 9, 9), "too_few_layers", ("9 stages", "4 layers"), False),
         (request(even_cost(200), (9000,) * 70, 65), "too_few_layers", ("65 stages", "64"), False),
-        (request(ModelCost((1,) * 4, 0, 0, 0, (2,)), (9, 9), 3), "no_permitted_cut", ("2 cuts", "permits 1"), False),
         (
-            request(ModelCost((1,) * 4, 0, 0, 0, (2,), lambda layers: len(layers) == 4), (9, 9), 2),
+            request(PlacementCost((1,) * 4, 0, 0, 0, (2,)), (9, 9), 3),
+            "no_permitted_cut",
+            ("2 cuts", "permits 1"),
+            False,
+        ),
+        (
+            request(PlacementCost((1,) * 4, 0, 0, 0, (2,), lambda layers: len(layers) == 4), (9, 9), 2),
             "no_permitted_cut",
             ("2 stages", "4 layers"),
             False,
@@ -162,7 +167,7 @@ def test_a_peer_that_is_listed_twice_counts_once_and_with_the_smaller_offer() ->
         (request(even_cost(4, GIB), (GIB, GIB), 2), "memory_short", ("4.0 GiB", "2.0 GiB"), True),
         (request(even_cost(4, GIB), (GIB, 9 * GIB), 1), "memory_short", ("4.0 GiB",), False),
         (request(even_cost(4, GIB), (0, GIB), 1), "memory_short", ("4.0 GiB", "1 peers"), True),
-        (request(ModelCost((GIB,) * 2, 0, 0, 0, ()), (GIB, GIB)), "memory_short", ("2.0 GiB",), False),
+        (request(PlacementCost((GIB,) * 2, 0, 0, 0, ()), (GIB, GIB)), "memory_short", ("2.0 GiB",), False),
         (request(even_cost(4, GIB), (1024, 9 * GIB)), "memory_short", ("1.0 KiB", "1.0 GiB"), False),
     ],
 )
@@ -192,7 +197,7 @@ def test_a_thousand_peers_that_are_short_together_are_refused_without_a_search_t
     def count_calls(_: LayerRange) -> bool:
         return next(calls) >= 0
 
-    cost = ModelCost((10,) * 100, 0, 0, 0, tuple(range(1, 100)), count_calls)
+    cost = PlacementCost((10,) * 100, 0, 0, 0, tuple(range(1, 100)), count_calls)
     assert refused(request(cost, (15,) * 1000)).reason == PlacementReason.MEMORY_SHORT
     assert next(calls) < 20_000
 

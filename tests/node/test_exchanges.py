@@ -1,18 +1,23 @@
-"""Requests that one peer drives for another."""
+"""What an ingress makes of a remote driver's messages."""
 
 import pytest
-from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.node.exchanges import generate_remotely
-from tests.fakes.mesh import open_mesh, read_tokens
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.node.exchanges import _event_of
+from p2pmesh.wire.control import Refusal
 
 
-async def test_a_model_that_was_never_driven_here_is_refused_as_that(autojump_clock: MockClock) -> None:
-    async with open_mesh() as mesh:
-        founder = await mesh.found()
-        joiner = await mesh.join("joiner", founder)
-        with pytest.raises(P2PMeshError, match=r"^nowhere is not driven here; try again$") as raised:
-            async with generate_remotely(joiner.node.overlay, founder.peer, mesh.request(model="nowhere")) as events:
-                await read_tokens(events)
-        assert raised.value.code is ErrorCode.MODEL_NOT_READY
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("overloaded", ErrorCode.OVERLOADED),
+        ("context_length_exceeded", ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+        ("invite_expired", ErrorCode.INTERNAL),
+        ("unauthorized", ErrorCode.INTERNAL),
+        ("no such code", ErrorCode.INTERNAL),
+    ],
+)
+def test_a_driver_refuses_a_generation_only_by_a_generations_codes(said: str, heard: ErrorCode) -> None:
+    with pytest.raises(RemoteProtocolError, match="why") as caught:
+        _event_of(Refusal(said, "why"))
+    assert caught.value.code is heard
