@@ -110,7 +110,7 @@ def test_a_client_that_hangs_up_frees_every_stage(pair: Pair, ingress: str, is_s
         assert busy, pair.open_sequences()
     assert wait_until(lambda: pair.open_sequences() == [0, 0], CANCEL_S), pair.open_sequences()
     with ThreadPoolExecutor(DEFAULT_LANES) as pool:
-        answers = list(pool.map(lambda _: node.complete(TINY, PROMPT, max_tokens=8), range(DEFAULT_LANES)))
+        answers = list(pool.map(lambda _: node.complete(TINY, PROMPT, max_tokens=8, temperature=0), range(DEFAULT_LANES)))
     assert all(len(tokens_of(answer)) == 8 for answer in answers)
 
 
@@ -235,7 +235,7 @@ def test_a_coordinator_without_memory_lets_another_peer_drive(peers: Peers, tiny
     assert [stage["peer_id"] for stage in stages] == [worker.peer_id]
     assert stages[0]["layers"] == [0, TINY_LAYERS]
     coordinator.wait_for("ready")
-    assert len(tokens_of(coordinator.complete(TINY, PROMPT, max_tokens=10))) == 10
+    assert len(tokens_of(coordinator.complete(TINY, PROMPT, max_tokens=10, temperature=0))) == 10
     assert coordinator.children() == ()
     worker.send_signal(signal.SIGINT)
     assert worker.wait_ended() == 0
