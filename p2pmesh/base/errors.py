@@ -24,6 +24,11 @@ class ErrorCode(StrEnum):
     HOME_IN_USE = "home_in_use"
     HOME_UNUSABLE = "home_unusable"
     NODE_NOT_RUNNING = "node_not_running"
+    OWNER_KEY_MISSING = "owner_key_missing"
+    OWNER_KEY_EXISTS = "owner_key_exists"
+    PASSPHRASE_MISSING = "passphrase_missing"
+    PASSPHRASE_WRONG = "passphrase_wrong"
+    CLAIM_INVALID = "claim_invalid"
     # joining
     INVITE_MALFORMED = "invite_malformed"
     INVITE_EXPIRED = "invite_expired"
@@ -31,6 +36,7 @@ class ErrorCode(StrEnum):
     INVITE_MISSING = "invite_missing"
     GENERATION_UNSUPPORTED = "generation_unsupported"
     NOT_ADMITTED = "not_admitted"
+    OWNERSHIP_REFUSED = "ownership_refused"
     PEER_UNREACHABLE = "peer_unreachable"
     PEER_LOST = "peer_lost"
     # serving

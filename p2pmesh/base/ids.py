@@ -24,6 +24,9 @@ RunId = NewType("RunId", bytes)
 Digest = NewType("Digest", str)
 """sha256 of a file's bytes, 64 lower-case hex digits."""
 
+OwnerId = NewType("OwnerId", str)
+"""sha256 of an owner's Ed25519 public key, 64 lower-case hex digits."""
+
 ID_BYTES = 16
 
 _PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,128}\Z")
@@ -49,6 +52,16 @@ def is_mesh_id(text: str) -> bool:
 def mesh_id_of_founder(public_key: bytes) -> MeshId:
     """The mesh id that only the holder of this Ed25519 public key (32 bytes) can sign invites for."""
     return MeshId(hashlib.sha256(b"p2pmesh-mesh-id-v1:" + public_key).hexdigest()[:32])
+
+
+def is_owner_id(text: str) -> bool:
+    """Whether ``text`` has the shape of an owner id."""
+    return is_digest(text)
+
+
+def owner_id_of_key(public_key: bytes) -> OwnerId:
+    """The owner id of an Ed25519 public key (32 bytes)."""
+    return OwnerId(hashlib.sha256(public_key).hexdigest())
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -34,6 +34,11 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.HOME_IN_USE: 19,
         _C.HOME_UNUSABLE: 20,
         _C.NODE_NOT_RUNNING: 21,
+        _C.OWNER_KEY_MISSING: 22,
+        _C.OWNER_KEY_EXISTS: 23,
+        _C.PASSPHRASE_MISSING: 24,
+        _C.PASSPHRASE_WRONG: 25,
+        _C.CLAIM_INVALID: 26,
         # joining
         _C.INVITE_MALFORMED: 30,
         _C.INVITE_EXPIRED: 31,
@@ -43,6 +48,7 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.NOT_ADMITTED: 35,
         _C.PEER_UNREACHABLE: 36,
         _C.PEER_LOST: 37,
+        _C.OWNERSHIP_REFUSED: 38,
         # serving
         _C.PLACEMENT_REFUSED: 40,
         _C.MODEL_NOT_READY: 41,

@@ -13,7 +13,8 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import MeshId
 from p2pmesh.core.coordination import StageState
-from p2pmesh.wire import announcement, begin, control, invite, signed, stage
+from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
+from p2pmesh.wire import announcement, begin, control, invite, ownership, signed, stage
 from p2pmesh.wire.generation import FinishReason
 from tests.wire import vectors
 
@@ -26,6 +27,7 @@ RECORDS = {
     "invite": invite.Invite,
     "announcement": announcement.Announcement,
     "served_model": announcement.ServedModel,
+    "ownership_claim": ownership.OwnershipClaim,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
     "sampling_entry": control.SamplingEntry,
@@ -82,6 +84,22 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         "clock_skew_ms": invite.CLOCK_SKEW_MS,
     }
     assert REGISTRY["announcement"] == {"life_ms": announcement.LIFE_MS, "repeat_ms": announcement.REPEAT_MS}
+
+
+def test_claims_live_as_the_registry_says() -> None:
+    assert REGISTRY["domains"]["ownership_claim"] == ownership.DOMAIN.decode()
+    assert REGISTRY["ownership"] == {
+        "version": ownership.VERSION,
+        "life_ms": ownership.LIFE_MS,
+        "longest_life_ms": ownership.LONGEST_LIFE_MS,
+        "renewal_ms": ownership.RENEWAL_MS,
+        "clock_skew_ms": ownership.CLOCK_SKEW_MS,
+        "statuses": list(OwnershipStatus),
+        "policies": list(TrustPolicy),
+    }
+    text = (PROTOCOLS / "ownership.md").read_text()
+    names = [*OwnershipStatus, *TrustPolicy, *(f.name for f in fields(ownership.OwnershipClaim))]
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_states_and_reasons_are_those_of_the_code() -> None:
