@@ -19,7 +19,7 @@ from p2pmesh.ports.identity import Identity, Verifier
 from p2pmesh.ports.network import Network, Subscription
 from p2pmesh.wire.announcement import (
     LIFE_MS,
-    REPEAT_MS,
+    SHORTEST_INTERVAL_MS,
     Announcement,
     ServedModel,
     decode_announcement,
@@ -178,7 +178,7 @@ class AnnouncementBoard:
         while True:
             seen = self._own_changes.count
             await self._ports.network.publish(topic, self.seal_own())
-            wait_s = waits.pop() if waits else REPEAT_MS / 1000
+            wait_s = waits.pop() if waits else SHORTEST_INTERVAL_MS / 1000
             with trio.move_on_after(wait_s):
                 await self._own_changes.wait_beyond(seen)
                 waits = list(reversed(_REPEATS_AFTER_CHANGE_S))

@@ -16,10 +16,10 @@ from p2pmesh.sim.journal import Journal
 from p2pmesh.sim.network import SimNetwork
 from p2pmesh.sim.runner import MachineRunner
 from p2pmesh.sim.scheduler import Scheduler
-from p2pmesh.wire.announcement import LIFE_MS, REPEAT_MS, Announcement, ServedModel
+from p2pmesh.wire.announcement import LIFE_MS, SHORTEST_INTERVAL_MS, Announcement, ServedModel
 
 LIFE_US = LIFE_MS * 1000
-REPEAT_US = REPEAT_MS * 1000
+REPEAT_US = SHORTEST_INTERVAL_MS * 1000
 MESH_ID = "5" * 32
 _LETTERS = "abcdefghij"
 

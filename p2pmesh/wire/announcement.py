@@ -8,15 +8,23 @@ from p2pmesh.base.ids import MeshId, PeerId, is_digest, is_mesh_id, is_peer_id
 from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
+    MAX_ANNOUNCED_FILES,
+    MAX_ANNOUNCED_LINKS,
     MAX_ANNOUNCED_MODELS,
+    MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENT_BYTES,
+    MAX_LANES,
     MAX_NAME_BYTES,
+    MAX_OWNERSHIP_CLAIM_BYTES,
+    MAX_SHARD_DEPTH,
 )
 from p2pmesh.wire.schema import (
+    Boolean,
     Bytes,
     Integer,
     ListOf,
     Record,
+    Row,
     Text,
     checked_map,
     declared,
@@ -24,21 +32,38 @@ from p2pmesh.wire.schema import (
     is_line,
     pack,
     unpack,
+    without_defaults,
 )
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
-DOMAIN = b"p2pmesh-announcement-v1"
-LIFE_MS = 90_000
-REPEAT_MS = 20_000
+DOMAIN = b"p2pmesh-announcement-v2"
+SHORTEST_INTERVAL_MS = 20_000
+LONGEST_INTERVAL_MS = 900_000
+LIFE_INTERVALS = 3
+LIFE_MARGIN_MS = 30_000
+LONGEST_LIFE_MS = 900_000
+LIFE_MS = LIFE_INTERVALS * SHORTEST_INTERVAL_MS + LIFE_MARGIN_MS
+"""Of an announcement in a small overlay."""
 
 _TIME = Integer(0, 2**53)
 _NAME = Text(MAX_NAME_BYTES, is_line)
 PEER_ID_SHAPE = Text(128, is_peer_id)
 
 
-def topic_of(mesh_id: MeshId) -> str:
-    """The gossipsub topic that announcements of an overlay travel on."""
-    return f"mesh-llm/1/{mesh_id}/announce"
+def topic_of(mesh_id: MeshId, shard_bits: str = "") -> str:
+    """The gossipsub topic of a shard of an overlay: of all of it, or of the peers whose bits begin so."""
+    root = f"mesh-llm/1/{mesh_id}/announce"
+    return f"{root}/{shard_bits}" if shard_bits else root
+
+
+def model_topic_of(mesh_id: MeshId, digest: str) -> str:
+    """The topic on which the drivers of one model announce themselves, too."""
+    return f"mesh-llm/1/{mesh_id}/model/{digest[:16]}"
+
+
+def life_ms(interval_ms: int) -> int:
+    """How long an announcement lives whose writer repeats it every ``interval_ms``."""
+    return min(LONGEST_LIFE_MS, LIFE_INTERVALS * interval_ms + LIFE_MARGIN_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +75,24 @@ class ServedModel:
     run_id: bytes = declared(Bytes(16, 16))
     stage_count: int = declared(Integer(1, 64))
     context_tokens: int = declared(Integer(1, 2**31))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A model file that lies on the announcing peer's disk."""
+
+    name: str = declared(_NAME)
+    digest: str = declared(Text(64, is_digest))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What the announcing peer measured towards another; a figure of 0 was not measured."""
+
+    peer_id: str = declared(PEER_ID_SHAPE)
+    rtt_us: int = declared(Integer(0, 2**32))
+    throughput_bytes_per_s: int = declared(Integer(0, 2**48))
+    is_relayed: bool = declared(Boolean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +110,18 @@ class Announcement:
     memory_bytes: int = declared(Integer(0, 2**53))
     free_bytes: int = declared(Integer(0, 2**53))
     models: tuple[ServedModel, ...] = declared(ListOf(Record(ServedModel), MAX_ANNOUNCED_MODELS))
+    issued_unix_ms: int = declared(_TIME, 0)
+    interval_ms: int = declared(Integer(SHORTEST_INTERVAL_MS, LONGEST_INTERVAL_MS), SHORTEST_INTERVAL_MS)
+    shard_depth: int = declared(Integer(0, MAX_SHARD_DEPTH), 0)
+    is_dht_server: bool = declared(Boolean(), False)
+    engine: str = declared(Text(64, is_line), "")
+    lanes: int = declared(Integer(0, MAX_LANES * MAX_ANNOUNCED_MODELS), 0)
+    lanes_free: int = declared(Integer(0, MAX_LANES * MAX_ANNOUNCED_MODELS), 0)
+    decode_tokens_per_s_milli: int = declared(Integer(0, 2**32), 0)
+    wanted: tuple[str, ...] = declared(ListOf(_NAME, MAX_ANNOUNCED_WISHES), ())
+    on_disk: tuple[HeldModel, ...] = declared(ListOf(Record(HeldModel), MAX_ANNOUNCED_FILES), ())
+    links: tuple[Link, ...] = declared(ListOf(Row(Link), MAX_ANNOUNCED_LINKS), ())
+    ownership: bytes = declared(Bytes(0, MAX_OWNERSHIP_CLAIM_BYTES), b"")
 
     @property
     def freshness(self) -> tuple[int, int]:
@@ -76,7 +131,8 @@ class Announcement:
 
 def encode_announcement(announcement: Announcement, public_key: bytes, sign: Sign) -> bytes:
     """Signed bytes. ``LocalProtocolError`` where no reader would take them: announce fewer models or addresses."""
-    sealed = seal(DOMAIN, pack(checked_map(announcement)), public_key, sign)
+    plain = without_defaults(announcement, checked_map(announcement))
+    sealed = seal(DOMAIN, pack(plain), public_key, sign)
     if len(sealed) > MAX_ANNOUNCEMENT_BYTES:
         raise LocalProtocolError(
             ErrorCode.MESSAGE_TOO_LARGE, f"an announcement of {len(sealed)} bytes; allowed are {MAX_ANNOUNCEMENT_BYTES}"

@@ -131,6 +131,19 @@ class Integer:
 
 
 @dataclass(frozen=True, slots=True)
+class Boolean:
+    """True or false."""
+
+    def encode(self, value: Any) -> Any:
+        return bool(value)
+
+    def decode(self, value: Any, where: str) -> bool:
+        if not isinstance(value, bool):
+            raise malformed(where, f"true or false expected, not {type(value).__name__}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Real:
     """A finite number."""
 
@@ -192,6 +205,24 @@ class Record:
         return from_map(self.cls, value, where)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A nested record as the list of its values in their order: for many small ones, whose names outweigh them."""
+
+    cls: type
+
+    def encode(self, value: Any) -> Any:
+        return list(to_map(value).values())
+
+    def decode(self, value: Any, where: str) -> Any:
+        if not isinstance(value, list):
+            raise malformed(where, f"a list expected, not {type(value).__name__}")
+        names = [f.name for f in fields(self.cls)]
+        if len(value) != len(names):
+            raise malformed(where, f"{len(value)} values; a row of {self.cls.__name__} has {len(names)}")
+        return from_map(self.cls, dict(zip(names, value, strict=True)), where)
+
+
 def declared(shape: Shape, default: Any = _ABSENT) -> Any:
     """A dataclass field of a record; with a default it may be missing on the wire."""
     if default is _ABSENT:
@@ -212,6 +243,12 @@ def checked_map(record: Any) -> dict[str, Any]:
     except RemoteProtocolError as error:
         raise LocalProtocolError(error.code, f"not sent: {error.message}") from None
     return plain
+
+
+def without_defaults(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
+    """``plain``, the map of ``record``, without the fields that a reader fills in by itself."""
+    defaults = {f.name: f.default for f in fields(record) if f.default is not f.default_factory}
+    return {name: value for name, value in plain.items() if getattr(record, name) != defaults.get(name, _ABSENT)}
 
 
 def from_map(cls: type[T], value: Any, where: str) -> T:

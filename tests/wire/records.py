@@ -7,7 +7,21 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.ids import is_digest, is_mesh_id, is_peer_id
 from p2pmesh.wire import control
-from p2pmesh.wire.schema import Bytes, Integer, Line, ListOf, Optional, Real, Record, Shape, Text, as_line, is_line
+from p2pmesh.wire.schema import (
+    Boolean,
+    Bytes,
+    Integer,
+    Line,
+    ListOf,
+    Optional,
+    Real,
+    Record,
+    Row,
+    Shape,
+    Text,
+    as_line,
+    is_line,
+)
 
 _LONG = 60  # long enough to cross every msgpack form of a length but the longest
 
@@ -40,7 +54,9 @@ def values_of(shape: Shape) -> st.SearchStrategy[Any]:
             return st.lists(values_of(item), max_size=min(most, 5)).map(tuple)
         case Optional(inner=inner):
             return st.none() | values_of(inner)
-        case Record(cls=cls):
+        case Boolean():
+            return st.booleans()
+        case Record(cls=cls) | Row(cls=cls):
             return records_of(cls)
     raise AssertionError(shape)
 

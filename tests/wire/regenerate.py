@@ -19,6 +19,7 @@ from p2pmesh.wire.schema import pack, to_map
 from p2pmesh.wire.signed import seal
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour
+from tests.wire.ownership_vectors import ownership_claims
 
 ISSUED_MS = 1_780_000_000_000
 REQUEST_ID = bytes(range(16))
@@ -34,10 +35,25 @@ INVITE = invite.Invite(FOUNDER.mesh_id, ADDRESSES, ISSUED_MS, ISSUED_MS + invite
 SERVED = announcement.ServedModel("smollm2-135m", DIGEST, RUN_ID, 2, 4096)
 
 
+HELD = announcement.HeldModel("smollm2-135m", DIGEST)
+LINKS = (
+    announcement.Link(STRANGER.peer_id, 1_840, 118_000_000, False),
+    announcement.Link(JOINER.peer_id, 42_000, 0, True),
+)
+LINK_ROW = list(to_map(LINKS[0]).values())
+
+
 def announcement_of(key: TestKey) -> announcement.Announcement:
-    return announcement.Announcement(
+    said = announcement.Announcement(
         key.peer_id, FOUNDER.mesh_id, key.name, "0.1.0", ISSUED_MS, 7, ISSUED_MS + announcement.LIFE_MS,
-        ADDRESSES, 8 << 30, 6 << 30, (SERVED,) if key is FOUNDER else (),
+        ADDRESSES, 8 << 30, 6 << 30, (), ISSUED_MS,
+    )  # fmt: skip
+    if key is not FOUNDER:
+        return said
+    return replace(
+        said, models=(SERVED,), expires_unix_ms=ISSUED_MS + announcement.life_ms(160_000), interval_ms=160_000,
+        shard_depth=2, is_dht_server=True, engine="llama.cpp cpu", lanes=4, lanes_free=3,
+        decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
     )  # fmt: skip
 
 
@@ -145,6 +161,26 @@ def announcements() -> Case:
         "model of 65 stages": {"models": [{**model, "stage_count": 65}]},
         "model digest of 63 digits": {"models": [{**model, "digest": "a" * 63}]},
         "mesh id of 31 digits": {"mesh_id": "a" * 31},
+        "interval of a second": {"interval_ms": 1000},
+        "interval of an hour": {"interval_ms": 3_600_000},
+        "shard at depth 17": {"shard_depth": 17},
+        "a number as is_dht_server": {"is_dht_server": 1},
+        "line feed in the engine": {"engine": "llama\n"},
+        "more lanes than there can be": {"lanes": 4097},
+        "negative lanes_free": {"lanes_free": -1},
+        "speed as a float": {"decode_tokens_per_s_milli": 12.5},
+        "17 wanted models": {"wanted": ["m"] * 17},
+        "33 files": {"on_disk": [to_map(HELD)] * 33},
+        "file without a digest": {"on_disk": [{"name": "m"}]},
+        "65 links": {"links": [LINK_ROW] * 65},
+        "link as a map": {"links": [to_map(LINKS[0])]},
+        "link of three values": {"links": [LINK_ROW[:3]]},
+        "link of five values": {"links": [[*LINK_ROW, 0]]},
+        "link to nobody": {"links": [["", *LINK_ROW[1:]]]},
+        "link with a number for is_relayed": {"links": [[*LINK_ROW[:3], 0]]},
+        "negative round-trip time": {"links": [[LINK_ROW[0], -1, *LINK_ROW[2:]]]},
+        "claim of 1025 bytes": {"ownership": bytes(1025)},
+        "claim as text": {"ownership": "claim"},
     }
     cases = [(name, sealed_announcement({**good, **change}), "message_malformed") for name, change in changes.items()]
     cases += [
@@ -617,6 +653,7 @@ def main() -> None:
     write("invites", invites())
     write("announcements", announcements())
     write("activations", activations())
+    write("ownership_claims", ownership_claims())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,17 @@ from hypothesis import given
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.limits import MAX_ANNOUNCEMENT_BYTES
-from p2pmesh.wire.announcement import Announcement, ServedModel, decode_announcement, encode_announcement, topic_of
+from p2pmesh.wire.announcement import (
+    LONGEST_LIFE_MS,
+    Announcement,
+    Link,
+    ServedModel,
+    decode_announcement,
+    encode_announcement,
+    life_ms,
+    model_topic_of,
+    topic_of,
+)
 from tests.wire.keys import FOUNDER, JOINER, peer_id_of, verify
 from tests.wire.records import records_of
 
@@ -46,5 +56,26 @@ def test_a_restart_is_fresher_than_any_sequence_before_it() -> None:
     assert replace(PLAIN, sequence=3).freshness > PLAIN.freshness
 
 
-def test_the_topic_of_an_overlay() -> None:
-    assert topic_of(FOUNDER.mesh_id) == f"mesh-llm/1/{FOUNDER.mesh_id}/announce"
+def test_the_topics_of_an_overlay() -> None:
+    root = f"mesh-llm/1/{FOUNDER.mesh_id}"
+    assert topic_of(FOUNDER.mesh_id) == f"{root}/announce"
+    assert topic_of(FOUNDER.mesh_id, "011") == f"{root}/announce/011"
+    assert model_topic_of(FOUNDER.mesh_id, "ab" * 32) == f"{root}/model/abababababababab"
+
+
+def test_an_idle_peers_announcement_is_small() -> None:
+    said = Announcement(
+        JOINER.peer_id, FOUNDER.mesh_id, "living room", "0.2.0", 1_780_000_000_000, 1234, 1_780_000_000_000,
+        ("/ip4/192.168.178.31/tcp/4001", "/ip4/127.0.0.1/tcp/4001"), 16 << 30, 12 << 30, (), 1_780_000_000_000,
+    )  # fmt: skip
+    links = tuple(Link(FOUNDER.peer_id, 41_800 + n, 11_800_000, False) for n in range(3))
+    bare = len(encode_announcement(said, JOINER.public_key, JOINER.sign))
+    linked = len(encode_announcement(replace(said, links=links), JOINER.public_key, JOINER.sign))
+    assert bare < 500
+    assert linked < 700
+
+
+def test_an_announcement_outlives_two_losses_up_to_a_quarter_of_an_hour() -> None:
+    assert life_ms(20_000) == 90_000
+    assert life_ms(100_000) == 330_000
+    assert life_ms(900_000) == LONGEST_LIFE_MS

@@ -27,6 +27,8 @@ RECORDS = {
     "invite": invite.Invite,
     "announcement": announcement.Announcement,
     "served_model": announcement.ServedModel,
+    "held_model": announcement.HeldModel,
+    "link": announcement.Link,
     "ownership_claim": ownership.OwnershipClaim,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
@@ -73,6 +75,10 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         "control": limits.CONTROL_PROTOCOL,
         "stage": limits.STAGE_PROTOCOL,
         "announce_topic": announcement.topic_of(mesh).replace(mesh, "<mesh id>"),
+        "shard_topic": announcement.topic_of(mesh, "<bits>").replace(mesh, "<mesh id>"),
+        "model_topic": announcement.model_topic_of(mesh, "d" * 64)
+        .replace(mesh, "<mesh id>")
+        .replace("d" * 16, "<first 16 digits of the digest>"),
         "generation": limits.PROTOCOL_GENERATION,
         "frame_version": stage.VERSION,
     }
@@ -83,7 +89,13 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         "life_ms": invite.LIFE_MS,
         "clock_skew_ms": invite.CLOCK_SKEW_MS,
     }
-    assert REGISTRY["announcement"] == {"life_ms": announcement.LIFE_MS, "repeat_ms": announcement.REPEAT_MS}
+    assert REGISTRY["announcement"] == {
+        "shortest_interval_ms": announcement.SHORTEST_INTERVAL_MS,
+        "longest_interval_ms": announcement.LONGEST_INTERVAL_MS,
+        "life_intervals": announcement.LIFE_INTERVALS,
+        "life_margin_ms": announcement.LIFE_MARGIN_MS,
+        "longest_life_ms": announcement.LONGEST_LIFE_MS,
+    }
 
 
 def test_claims_live_as_the_registry_says() -> None:
@@ -117,7 +129,10 @@ def test_the_control_document_names_every_kind_field_and_state() -> None:
 
 def test_the_announcement_and_invite_documents_name_every_field() -> None:
     for document, classes in (
-        ("announcement.md", (announcement.Announcement, announcement.ServedModel)),
+        (
+            "announcement.md",
+            (announcement.Announcement, announcement.ServedModel, announcement.HeldModel, announcement.Link),
+        ),
         ("invite.md", (invite.Invite,)),
     ):
         text = (PROTOCOLS / document).read_text()
