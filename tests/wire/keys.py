@@ -48,6 +48,7 @@ class TestKey:
 FOUNDER = TestKey("founder")
 JOINER = TestKey("joiner")
 STRANGER = TestKey("stranger")
+OWNER = TestKey("owner")
 
 
 def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
