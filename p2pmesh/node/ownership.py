@@ -29,9 +29,7 @@ MAX_OPENED_CLAIMS = 2048
 class PeerTrust:
     """The trust policy in force, applied to peers whose ids were checked (by the connection, or by a signature)."""
 
-    def __init__(
-        self, verify: Verify, clock: Clock, store: TrustStore | None = None, capacity: int = MAX_PEERS
-    ) -> None:
+    def __init__(self, verify: Verify, clock: Clock, store: TrustStore, capacity: int = MAX_OPENED_CLAIMS) -> None:
         self._verify = verify
         self._clock = clock
         self._store = store
