@@ -34,6 +34,12 @@ class ErrorCode(StrEnum):
     INVITE_EXPIRED = "invite_expired"
     INVITE_FOREIGN = "invite_foreign"
     INVITE_MISSING = "invite_missing"
+    INVITE_REVOKED = "invite_revoked"
+    INVITE_EXHAUSTED = "invite_exhausted"
+    PASS_INVALID = "pass_invalid"
+    PASS_EXPIRED = "pass_expired"
+    PEER_REMOVED = "peer_removed"
+    VERSION_UNSUPPORTED = "version_unsupported"
     GENERATION_UNSUPPORTED = "generation_unsupported"
     NOT_ADMITTED = "not_admitted"
     OWNERSHIP_REFUSED = "ownership_refused"
@@ -103,7 +109,14 @@ class LocalProtocolError(P2PMeshError):
 
 
 class RemoteProtocolError(P2PMeshError):
-    """Bytes from a peer (or a file) break a rule; the stream they came on is reset with the code."""
+    """Bytes from a peer (or a file) break a rule; the stream they came on is reset with the code.
+
+    ``culprit`` is the id of the peer whose bytes they are, set only where that is beyond doubt.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, culprit: str | None = None) -> None:
+        super().__init__(code, message)
+        self.culprit = culprit
 
 
 class PeerUnavailable(P2PMeshError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from p2pmesh.base.ids import PeerId
@@ -16,6 +17,9 @@ class ByteStream(Protocol):
 
     async def receive_exactly(self, count: int) -> bytes:
         """``count`` bytes. Raises ``PeerUnavailable(PEER_LOST)`` at an end or a reset before that."""
+
+    def receive_nowait(self, count: int) -> bytes | None:
+        """``count`` bytes if they have arrived; otherwise nothing, and None: then ``receive_exactly``. Never raises."""
 
     async def send(self, data: bytes) -> None:
         """All of ``data``, with back-pressure. Raises ``PeerUnavailable(PEER_LOST)``."""
@@ -50,6 +54,23 @@ class PeerDisconnected:
 
 
 ConnectionEvent = PeerConnected | PeerDisconnected
+
+
+class FaultKind(Enum):
+    """How a peer broke a rule below any protocol of ours."""
+
+    INVALID = "invalid"
+    """It sent what the connection's own protocol forbids; the connection is gone."""
+    FLOOD = "flood"
+    """It asked for more than it may have: connections, streams, memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFault:
+    """A rule that an authenticated peer broke."""
+
+    peer: PeerId
+    kind: FaultKind
 
 
 class Subscription(Protocol):
@@ -89,6 +110,21 @@ class Network(Protocol):
 
     async def disconnect(self, peer: PeerId) -> None:
         """Closes every connection to a peer. Never raises."""
+
+    def admit(self, peer: PeerId) -> None:
+        """Gives the connections of a peer the limits of a member, until the last of them is gone. Never raises."""
+
+    def ban(self, peer: PeerId) -> None:
+        """Cuts off every connection to a peer at once, and each new one as soon as it has proved its identity.
+
+        Dialling it raises ``PeerUnavailable(PEER_UNREACHABLE)``. Until ``unban``; never raises.
+        """
+
+    def unban(self, peer: PeerId) -> None:
+        """Lets a peer connect again. Never raises."""
+
+    async def peer_fault(self) -> PeerFault:
+        """Waits for the next report of a peer that broke a rule below our protocols; bounded, drops the oldest."""
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Gossips ``data``, at most once to each peer; silently lossy, so announcements are repeated."""

@@ -17,7 +17,7 @@ from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
-from p2pmesh.ports.network import ConnectionEvent, StreamServer
+from p2pmesh.ports.network import ConnectionEvent, PeerFault, StreamServer
 
 PIPE_BYTES = 256 * 1024
 MAX_QUEUED_MESSAGES = 256
@@ -46,6 +46,14 @@ class FakePipe:
                 await self._changes.park()
             finally:
                 self._wanted = 0
+        data = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        self._changes.unpark_all()
+        return data
+
+    def receive_nowait(self, count: int) -> bytes | None:
+        if len(self._buffer) < count:
+            return None
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         self._changes.unpark_all()
@@ -103,6 +111,9 @@ class FakeStream:
     async def receive_exactly(self, count: int) -> bytes:
         return await self._incoming.receive_exactly(count)
 
+    def receive_nowait(self, count: int) -> bytes | None:
+        return self._incoming.receive_nowait(count)
+
     async def send(self, data: bytes) -> None:
         await self._outgoing.send(data)
 
@@ -155,6 +166,9 @@ class FakeNetwork:
         self.streams: dict[PeerId, list[FakeStream]] = {}
         self.inbound_counts: dict[PeerId, int] = {}
         self.subscriptions: dict[str, list[FakeSubscription]] = {}
+        self.admitted: set[PeerId] = set()
+        self.banned: set[PeerId] = set()
+        self._fault_sink, self._fault_source = trio.open_memory_channel[PeerFault](MAX_QUEUED_MESSAGES)
         self.events = ConnectionEvents()
         self.nursery = nursery
         self.overlay = overlay
@@ -196,6 +210,23 @@ class FakeNetwork:
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
         self.overlay.disconnect(self._peer_id, peer)
+
+    def admit(self, peer: PeerId) -> None:
+        self.admitted.add(peer)
+
+    def ban(self, peer: PeerId) -> None:
+        self.banned.add(peer)
+        self.overlay.disconnect(self._peer_id, peer)
+
+    def unban(self, peer: PeerId) -> None:
+        self.banned.discard(peer)
+
+    async def peer_fault(self) -> PeerFault:
+        return await self._fault_source.receive()
+
+    def put_fault(self, fault: PeerFault) -> None:
+        """What the layers below would report."""
+        self._fault_sink.send_nowait(fault)
 
     async def publish(self, topic: str, data: bytes) -> None:
         await trio.lowlevel.checkpoint()
@@ -261,6 +292,8 @@ class FakeOverlay:
         target = self._nodes.get(peer)
         if target is None or target.port not in ports or frozenset((node.peer_id, peer)) in self._cut:
             return False
+        if peer in node.banned or node.peer_id in target.banned:
+            return False
         node.events.connected(peer, is_inbound=False)
         target.events.connected(node.peer_id, is_inbound=True)
         return True
@@ -272,6 +305,7 @@ class FakeOverlay:
     def _drop(self, one: FakeNetwork, other: FakeNetwork) -> None:
         for node, peer in ((one, other.peer_id), (other, one.peer_id)):
             node.drop_streams(peer, "the connection is gone")
+            node.admitted.discard(peer)
             node.events.disconnected(peer)
 
     def open_stream(self, node: FakeNetwork, peer: PeerId, protocol_id: str) -> FakeStream:
