@@ -38,6 +38,13 @@ StreamServer = Callable[[ByteStream], Awaitable[None]]
 """Serves one inbound stream; the stream is closed when it returns, reset when it raises."""
 
 
+class PathKind(Enum):
+    """How bytes get to a peer."""
+
+    DIRECT = "direct"
+    RELAYED = "relayed"
+
+
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
     """A connection to ``peer`` stands (the first one; more to the same peer say nothing)."""
@@ -107,6 +114,12 @@ class Network(Protocol):
 
     def connected_peers(self) -> frozenset[PeerId]:
         """Peers with a connection now."""
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """The newest round trip of the connection that streams are opened on; None before there is one."""
+
+    def path_of(self, peer: PeerId) -> PathKind | None:
+        """The path of that connection; None without a connection."""
 
     async def disconnect(self, peer: PeerId) -> None:
         """Closes every connection to a peer. Never raises."""

@@ -17,7 +17,7 @@ from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
-from p2pmesh.ports.network import ConnectionEvent, PeerFault, StreamServer
+from p2pmesh.ports.network import ConnectionEvent, PathKind, PeerFault, StreamServer
 
 PIPE_BYTES = 256 * 1024
 MAX_QUEUED_MESSAGES = 256
@@ -207,6 +207,12 @@ class FakeNetwork:
     def connected_peers(self) -> frozenset[PeerId]:
         return self.events.connected_peers()
 
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        return self.overlay.link_of(self._peer_id, peer)[0] if peer in self.connected_peers() else None
+
+    def path_of(self, peer: PeerId) -> PathKind | None:
+        return self.overlay.link_of(self._peer_id, peer)[1] if peer in self.connected_peers() else None
+
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
         self.overlay.disconnect(self._peer_id, peer)
@@ -250,6 +256,7 @@ class FakeOverlay:
     def __init__(self) -> None:
         self._nodes: dict[PeerId, FakeNetwork] = {}
         self._cut: set[frozenset[PeerId]] = set()
+        self._links: dict[frozenset[PeerId], tuple[float, PathKind]] = {}
         self._next_port = 4001
 
     @asynccontextmanager
@@ -286,7 +293,14 @@ class FakeOverlay:
         """They may dial each other again."""
         self._cut.discard(frozenset((one, other)))
 
+    def set_link(self, one: PeerId, other: PeerId, round_trip_s: float, path: PathKind = PathKind.DIRECT) -> None:
+        """What both ends measure of their link; nothing travels slower for it."""
+        self._links[frozenset((one, other))] = (round_trip_s, path)
+
     # --- what the nodes do with each other
+
+    def link_of(self, one: PeerId, other: PeerId) -> tuple[float, PathKind]:
+        return self._links.get(frozenset((one, other)), (0.001, PathKind.DIRECT))
 
     def connect(self, node: FakeNetwork, peer: PeerId, ports: set[int]) -> bool:
         target = self._nodes.get(peer)

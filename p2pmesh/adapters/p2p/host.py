@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
+from libp2p.connection_types import ConnectionType
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -42,7 +43,7 @@ from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.ports.network import ConnectionEvent, StreamServer, Subscription
+from p2pmesh.ports.network import ConnectionEvent, PathKind, StreamServer, Subscription
 
 MAX_CONNECTIONS = 512
 START_TIMEOUT_S = 10.0
@@ -151,9 +152,17 @@ class Libp2pNetwork:
         await self._close_all(self._swarm.get_connections())
 
     def round_trip_s(self, peer: PeerId) -> float | None:
-        """Smoothed round-trip time of the connection's pings; None if not connected or not measured yet."""
+        """The newest ping of the connection, as it was; None if not connected or not measured yet."""
         connection = self._connection(libp2p_id(peer))
-        return None if connection is None else connection.round_trip_s
+        return None if connection is None else connection.newest_round_trip_s
+
+    def path_of(self, peer: PeerId) -> PathKind | None:
+        """Whether the connection goes through a relay; None if not connected."""
+        connection = self._connection(libp2p_id(peer))
+        if connection is None:
+            return None
+        is_relayed = connection.get_connection_type() is ConnectionType.RELAYED
+        return PathKind.RELAYED if is_relayed else PathKind.DIRECT
 
     def _connection(self, target: ID) -> YamuxConnection | None:
         for connection in self._swarm.get_connections(target):

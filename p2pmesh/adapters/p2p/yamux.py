@@ -382,6 +382,7 @@ class YamuxConnection(IMuxedConn):
         self.event_closed = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None
         self.round_trip_s: float | None = None
+        self.newest_round_trip_s: float | None = None
         self._channel = channel
         self._vigilance = vigilance or Vigilance()
         self._streams: dict[int, YamuxStream] = {}
@@ -579,6 +580,7 @@ class YamuxConnection(IMuxedConn):
             self.send_control(PING, ACK, 0, part.length)
         elif part.length == self._ping_count and self._pinged_at is not None:
             sample = trio.current_time() - self._pinged_at
+            self.newest_round_trip_s = sample
             self.round_trip_s = sample if self.round_trip_s is None else (3 * self.round_trip_s + sample) / 4
             self._pinged_at = None
 
