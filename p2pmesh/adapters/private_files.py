@@ -1,0 +1,85 @@
+"""Small files of a home that only its owner may read: written whole or not at all, read with a bound.
+
+Owns mode, atomicity and durability; what the bytes mean is for those who write them.
+"""
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from p2pmesh.base.errors import ConfigError, ErrorCode
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Puts ``data`` under ``path`` with mode 0600, durably: after a crash the old bytes stand there, or the new.
+
+    Its directory is made if need be. ``ConfigError(HOME_UNUSABLE)`` where that cannot be done.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # created 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            Path(draft).unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror or error}; check the directory's owner and space"
+        raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
+
+
+def read_private(path: Path, max_bytes: int) -> bytes | None:
+    """The bytes of a file, made private again if others could read it; None if there is none.
+
+    ``ConfigError(HOME_UNUSABLE)`` for what is no regular file, is longer than ``max_bytes``, or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang the reader
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise ConfigError(ErrorCode.HOME_UNUSABLE, f"{path} is no regular file; move it away")
+            if facts.st_mode & 0o077:
+                os.fchmod(file.fileno(), 0o600)
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(data) > max_bytes:
+        message = f"{path} has more than {max_bytes} bytes, which no such file has; restore it, or move it away"
+        raise ConfigError(ErrorCode.HOME_UNUSABLE, message)
+    return data
+
+
+def remove_private(path: Path) -> None:
+    """Removes a file if it is there; ``ConfigError(HOME_UNUSABLE)`` if it cannot be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        message = f"{path} cannot be removed: {error.strerror or error}"
+        raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
+
+
+def _sync_directory(directory: Path) -> None:
+    """A rename is durable when its directory is; some file systems cannot sync one."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(ErrorCode.HOME_UNUSABLE, f"{path} cannot be read: {error.strerror or error}; check its owner")

@@ -1,0 +1,58 @@
+"""Private files: whole, durable, bounded, and nobody else's to read."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from p2pmesh.adapters.private_files import read_private, remove_private, write_private
+from p2pmesh.base.errors import ConfigError, ErrorCode
+
+
+def refusal(path: Path, max_bytes: int = 100) -> str:
+    with pytest.raises(ConfigError) as error:
+        read_private(path, max_bytes)
+    assert error.value.code is ErrorCode.HOME_UNUSABLE
+    assert str(path) in error.value.message
+    return error.value.message
+
+
+def test_a_file_is_written_read_and_replaced_with_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "file"
+    write_private(path, b"one")
+    write_private(path, b"two")
+    assert read_private(path, 3) == b"two"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_no_file_is_none(tmp_path: Path) -> None:
+    assert read_private(tmp_path / "none", 1) is None
+    remove_private(tmp_path / "none")
+
+
+def test_a_file_that_others_can_read_is_made_private(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    path.chmod(0o644)
+    assert read_private(path, 1) == b"x"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_too_long_or_no_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 101)
+    assert "100" in refusal(path)
+    assert "directory" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    assert "regular file" in refusal(tmp_path / "fifo")
+
+
+def test_a_directory_that_is_a_file_is_refused_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError):
+        write_private(tmp_path / "file" / "x", b"")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(ConfigError):
+        write_private(tmp_path / "directory", b"")
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
