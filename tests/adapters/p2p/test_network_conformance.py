@@ -11,7 +11,7 @@ from p2pmesh.adapters.p2p.host import open_network
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
-from p2pmesh.ports.network import ByteStream, Network, PeerConnected, PeerDisconnected, Subscription
+from p2pmesh.ports.network import ByteStream, Network, PathKind, PeerConnected, PeerDisconnected, Subscription
 from tests.fakes.identity import fake_identity
 from tests.fakes.network import FakeNetwork, FakeOverlay
 
@@ -427,6 +427,19 @@ async def test_disconnect_ends_streams_at_both_ends_and_may_be_undone(open_nodes
             await a.dial(b.peer_id, b.addresses(), DEADLINE_S)
             assert await a.connection_event() == PeerConnected(b.peer_id, is_inbound=False)
             assert await ask(await a.open_stream(b.peer_id, ECHO, DEADLINE_S), b"y") == b"y"
+
+
+async def test_a_connection_has_a_path_and_soon_a_round_trip(open_nodes: OpenNodes) -> None:
+    async with open_nodes(2) as (one, other):
+        assert (one.path_of(other.peer_id), one.round_trip_s(other.peer_id)) == (None, None)
+        other.serve(ECHO, echo)
+        await connect(one, other)
+        assert one.path_of(other.peer_id) is other.path_of(one.peer_id) is PathKind.DIRECT
+        with trio.fail_after(DEADLINE_S):
+            stream = await one.open_stream(other.peer_id, ECHO, DEADLINE_S)
+            while (round_trip_s := one.round_trip_s(other.peer_id)) is None:
+                await ask(stream, b"x")
+        assert 0 < round_trip_s < DEADLINE_S
 
 
 async def test_disconnecting_a_stranger_does_nothing(open_nodes: OpenNodes) -> None:
