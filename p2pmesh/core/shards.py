@@ -22,6 +22,8 @@ class ShardPolicy:
     deeper_above_when_full: int = 96
     """The same for a view that has no room left: peers of other shards hide how large ours is."""
     up_below: int = 40
+    parent_too_below: int = 80
+    """A shard that may soon be left is heard in its parent as well, so that no one there is left alone."""
     up_patience_us: int = 900 * MICROS_PER_SECOND
     """So long a shard must have looked too small: by then every member of it has announced at least once."""
     evidence: int = 8
@@ -129,9 +131,12 @@ class ShardMachine:
         return self._depth
 
     @property
-    def publish_bits(self) -> str:
-        """The shard that we announce in."""
-        return self.bits[: self._depth]
+    def publish_bits(self) -> tuple[str, ...]:
+        """The shards that we announce in: our own, and its parent while ours is small."""
+        own = self.bits[: self._depth]
+        if self._depth > 0 and self.shard_count < self._policy.parent_too_below:
+            return (own, own[:-1])
+        return (own,)
 
     @property
     def listen_bits(self) -> tuple[str, ...]:
@@ -197,7 +202,7 @@ class ShardMachine:
         return True
 
     def _settle(self, now: Micros) -> tuple[Effect, ...]:
-        before, left_bits = self.listen_bits, self.publish_bits
+        before, left_bits = self.listen_bits, self.bits[: self._depth]
         depth = self._depth
         self._depth = self._wanted_depth(now)
         if self._depth == depth:

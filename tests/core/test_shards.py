@@ -27,7 +27,14 @@ from p2pmesh.core.shards import (
 ME = PeerId("me")
 NOW = Micros(0)
 SMALL = ShardPolicy(
-    deeper_above=12, deeper_above_when_full=8, up_below=3, up_patience_us=100, evidence=4, view_capacity=24, max_depth=4
+    deeper_above=12,
+    deeper_above_when_full=8,
+    up_below=3,
+    parent_too_below=6,
+    up_patience_us=100,
+    evidence=4,
+    view_capacity=24,
+    max_depth=4,
 )
 
 
@@ -50,7 +57,7 @@ def tell(machine: ShardMachine, heard: list[PeerId], depth: int, now: Micros = N
 def test_a_small_overlay_is_one_topic_at_the_shortest_interval() -> None:
     machine = ShardMachine(ME)
     assert tell(machine, peers(DEFAULT_POLICY.deeper_above), 0) == []
-    assert (machine.depth, machine.publish_bits, machine.has_shards) == (0, "", False)
+    assert (machine.depth, machine.publish_bits, machine.has_shards) == (0, ("",), False)
     assert machine.listen_bits == ("", machine.bits[:1])
     assert ShardMachine(ME).interval_us == 20 * MICROS_PER_SECOND
 
@@ -93,6 +100,18 @@ def test_a_shard_is_left_only_when_it_has_been_small_for_long() -> None:
         Moved(0, machine.bits[:1]),
     )
     assert machine.deadline() is None
+
+
+def test_a_small_shard_is_heard_in_its_parent_too() -> None:
+    machine = ShardMachine(ME)
+    half = machine.bits[:1]
+    known = peers(200)
+    tell(machine, known, 0)
+    assert machine.publish_bits == (half,)
+    for peer in known[:100]:
+        machine.handle(PeerGone(peer), NOW)
+    assert machine.shard_count < DEFAULT_POLICY.parent_too_below
+    assert machine.publish_bits == (half, "")
 
 
 def test_a_newcomer_goes_at_once_to_where_the_others_are() -> None:
@@ -208,7 +227,9 @@ class Overlay:
             for peer, machine in self.machines.items():
                 for bits in machine.listen_bits:
                     listeners.setdefault(bits, []).append(peer)
-            said = [(peer, machine.publish_bits, machine.depth) for peer, machine in self.machines.items()]
+            said = [
+                (peer, bits, machine.depth) for peer, machine in self.machines.items() for bits in machine.publish_bits
+            ]
             said += [(peer, bits, self.machines[peer].depth) for peer, bits in self.left.items()]
             self.left = {}
             for speaker, bits, depth in said:
@@ -234,7 +255,13 @@ class Overlay:
 
 def test_an_overlay_that_grows_and_shrinks_settles_and_nobody_is_alone() -> None:
     policy = ShardPolicy(
-        deeper_above=24, deeper_above_when_full=12, up_below=5, up_patience_us=900, evidence=4, view_capacity=32
+        deeper_above=24,
+        deeper_above_when_full=12,
+        up_below=5,
+        parent_too_below=10,
+        up_patience_us=900,
+        evidence=4,
+        view_capacity=32,
     )
     overlay = Overlay(policy)
     everybody = [PeerId(f"peer {number}") for number in range(640)]
@@ -251,8 +278,10 @@ def test_an_overlay_that_grows_and_shrinks_settles_and_nobody_is_alone() -> None
     for peer in everybody[30:]:
         overlay.leave(peer)
     overlay.announce_all(60)
-    assert max(machine.depth for machine in overlay.machines.values()) <= 1
-    assert min(len(view) for view in overlay.views.values()) >= 8
+    depths = [machine.depth for machine in overlay.machines.values()]
+    assert max(depths) <= 3
+    assert max(depths) - min(depths) <= 2
+    assert min(len(view) for view in overlay.views.values()) >= policy.up_below
 
 
 class Shards(RuleBasedStateMachine):
@@ -275,7 +304,7 @@ class Shards(RuleBasedStateMachine):
                     self.listening.remove(bits)
                 case Moved(depth, left_bits):
                     assert depth == self.machine.depth
-                    assert self.machine.publish_bits != left_bits
+                    assert self.machine.publish_bits[0] != left_bits
                     assert effect is effects[-1]
 
     @rule(number=st.integers(0, 40), depth=st.integers(-1, 6))
@@ -304,6 +333,8 @@ class Shards(RuleBasedStateMachine):
         assert self.machine.has_shards == (self.machine.depth > 0 or any(self.known.values()))
         assert self.listening == set(self.machine.listen_bits)
         assert len(self.listening) <= 3
+        assert self.machine.publish_bits[0] == own
+        assert set(self.machine.publish_bits) <= self.listening
         assert SMALL.shortest_interval_us <= self.machine.interval_us <= SMALL.longest_interval_us
 
 
