@@ -96,6 +96,10 @@ class Batcher:
 
     def next_call(self) -> Call | None:
         """Takes the frames of the next call out of the queues; None when nothing waits."""
+        if self._frames == 1:  # one sequence alone: what is nearly always the case while it decodes
+            (waiting,) = self._waiting.values()
+            frame = waiting.frames[0][1]
+            return self._take(CallKind.PREFILL if frame.kind is FrameKind.PREFILL else CallKind.DECODE, [frame])
         heads = sorted((waiting.frames[0] for waiting in self._waiting.values()), key=itemgetter(0))
         prefills = [frame for _, frame in heads if frame.kind is FrameKind.PREFILL]
         decodes = [frame for _, frame in heads if frame.kind is FrameKind.DECODE]

@@ -84,7 +84,7 @@ class Driver:
         """A frame of the last stage; one for a sequence that is over is late, and dropped."""
         sequence = self._sequences.get((frame.request_id, frame.sequence))
         if sequence is not None:
-            sequence.deliver(frame)
+            await sequence.deliver(frame)
 
     def fail_all(self, error: P2PMeshError) -> None:
         """The run broke: every sequence ends with its cause."""

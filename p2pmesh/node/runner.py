@@ -42,6 +42,9 @@ class MachineRunner(Generic[E, F]):
         self._perform = perform
         self._deadline_event = deadline_event
         self._send, self._receive = trio.open_memory_channel[E](capacity)
+        self._is_handling = False
+        self._turns = trio.lowlevel.ParkingLot()
+        self._waits_until: Micros | None = None
 
     def post(self, event: E) -> None:
         """Queues an event; raises ``trio.WouldBlock`` when the queue is full."""
@@ -51,15 +54,38 @@ class MachineRunner(Generic[E, F]):
         """Queues an event, waiting for room."""
         await self._send.send(event)
 
+    async def handle_here(self, event: E) -> None:
+        """Handles an event in the task of the caller if nothing is before it, which saves a wake-up; else queues it.
+
+        Raises ``trio.WouldBlock`` when the queue is full, and whatever performing an effect raises.
+        """
+        if self._is_handling or self._receive.statistics().current_buffer_used:
+            self.post(event)
+            return
+        await self._handle(event)
+        deadline = self._machine.deadline()
+        if deadline is not None and (self._waits_until is None or deadline < self._waits_until):
+            self.post(self._deadline_event)  # whoever waits for events looks at the deadline anew
+
     async def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Runs until ``is_over`` after an event, or until cancelled."""
+        """Runs until ``is_over`` after an event taken from the queue, or until cancelled."""
         while not is_over():
             event = await self._next_event()
+            while self._is_handling:
+                await self._turns.park()
+            await self._handle(event)
+
+    async def _handle(self, event: E) -> None:
+        self._is_handling = True
+        try:
             for effect in self._machine.handle(event, self._clock.now()):
                 await self._perform(effect)
+        finally:
+            self._is_handling = False
+            self._turns.unpark_all()
 
     async def _next_event(self) -> E:
-        deadline = self._machine.deadline()
+        deadline = self._waits_until = self._machine.deadline()
         if deadline is None:
             return await self._receive.receive()
         event: E = self._deadline_event

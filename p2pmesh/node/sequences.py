@@ -86,7 +86,7 @@ class Sequence:
         """Request id and choice index."""
         return (self._start.request.request_id, self._start.request.sequence)
 
-    def deliver(self, frame: StageFrame) -> None:
+    async def deliver(self, frame: StageFrame) -> None:
         """A TOKEN, CREDIT or ERROR of this sequence; one that floods us fails."""
         match frame.kind:
             case FrameKind.TOKEN:
@@ -96,9 +96,23 @@ class Sequence:
             case _:
                 event = _failure_of(frame)
         try:
-            self._runner.post(event)
+            if frame.kind is FrameKind.TOKEN and self._output.statistics().current_buffer_used < OUTPUT_CAPACITY // 2:
+                await self._take_token(event)
+            else:
+                self._runner.post(event)
         except trio.WouldBlock:
             self.fail(ErrorCode.CREDIT_EXCEEDED, "the last stage sends more than it was asked for")
+
+    async def _take_token(self, event: generation.Event) -> None:
+        """In the task that read it: the next step must not wait for another task's turn."""
+        try:
+            await self._runner.handle_here(event)
+        except P2PMeshError as error:
+            self.fail(error.code, error.message)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return  # cancelled meanwhile: nobody wants the token
+        if self._machine.is_over:
+            self._runner.post(generation.DeadlinePassed())  # ends ``run``, which waits for an event
 
     def fail(self, code: ErrorCode, text: str) -> None:
         """Ends the sequence as an error as soon as its queue allows; its queue being full is an end by itself."""

@@ -30,6 +30,11 @@ class EngineKind(IntEnum):
     RESULT = 6  # c: {id, value} or {id, code, message}
 
 
+_KINDS = {
+    int(kind): kind for kind in EngineKind
+}  # in the path of every token; calling the class costs several times it
+
+
 def encode_message(kind: EngineKind, fields: dict[str, Any]) -> bytes:
     """A msgpack message with its prefix."""
     return frame_message(kind, msgpack.packb(fields))
@@ -40,7 +45,7 @@ def frame_message(kind: EngineKind, payload: bytes) -> bytes:
     return (len(payload) + 1).to_bytes(LENGTH_BYTES, "little") + bytes((kind,)) + payload
 
 
-def decode_length(prefix: bytes) -> int:
+def decode_length(prefix: bytes | bytearray) -> int:
     """Checked length of what follows a prefix."""
     length = int.from_bytes(prefix, "little")
     if not 1 <= length <= MAX_ENGINE_MESSAGE_BYTES:
@@ -53,10 +58,10 @@ def decode_kind(message: bytes | memoryview) -> tuple[EngineKind, memoryview]:
     view = memoryview(message)
     if not len(view):
         raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "an engine message without a kind")
-    try:
-        return EngineKind(view[0]), view[1:]
-    except ValueError:
-        raise RemoteProtocolError(ErrorCode.MESSAGE_KIND_UNKNOWN, f"engine message kind {view[0]}") from None
+    kind = _KINDS.get(view[0])
+    if kind is None:
+        raise RemoteProtocolError(ErrorCode.MESSAGE_KIND_UNKNOWN, f"engine message kind {view[0]}")
+    return kind, view[1:]
 
 
 def decode_fields(payload: memoryview) -> dict[str, Any]:

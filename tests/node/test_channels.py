@@ -34,6 +34,9 @@ class Recorder:
     async def receive_exactly(self, count: int) -> bytes:
         raise NotImplementedError
 
+    def receive_nowait(self, count: int) -> bytes | None:
+        raise NotImplementedError
+
     async def finish(self) -> None:
         raise NotImplementedError
 

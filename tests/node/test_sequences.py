@@ -19,7 +19,7 @@ async def ended_by(code: ErrorCode, text: str) -> Refused:
     machine = GenerationMachine((1,), None, frozenset(), TextAssembler([b"a"]), policy)
 
     async def answer(frame: StageFrame) -> None:
-        sequence.deliver(error_frame(frame, code, text))
+        await sequence.deliver(error_frame(frame, code, text))
 
     sequence = Sequence(SequenceStart(request, bytes(16), (1,)), machine, answer, MockedClock())
     await sequence.run()

@@ -85,6 +85,7 @@ class LoadOptions:
     """How to load a stage file. ``sequences`` counts the scratch ones too; ``cells`` is the size of the cache."""
 
     path: str
+    is_first: bool
     is_last: bool
     sequences: int
     cells: int
@@ -93,15 +94,38 @@ class LoadOptions:
     gpu_layers: int = 0
 
 
-@dataclass(slots=True)
-class Rows:
-    """Input rows of one call: token ids or embeddings (``(rows, hidden)`` float32), with where they belong."""
+class RowBuffers:
+    """Input rows of the next call, in arrays that llama.cpp reads in place; whoever makes a call fills the first ones.
 
-    tokens: NDArray[np.int32] | None
-    embeddings: NDArray[np.float32] | None
-    positions: NDArray[np.int32]
-    sequences: NDArray[np.int32]
-    outputs: NDArray[np.int8]
+    ``tokens`` at a first stage, ``embeddings`` (float32, ``(MAX_CALL_ROWS, hidden)``) at every other; all arrays have
+    ``MAX_CALL_ROWS`` rows. Made once: a call of one row would spend longer on new arrays than on what it puts in.
+    """
+
+    def __init__(self, hidden_size: int, *, is_first: bool) -> None:
+        self.tokens = np.zeros(MAX_CALL_ROWS if is_first else 0, dtype=np.int32)
+        self.embeddings = np.zeros((0 if is_first else MAX_CALL_ROWS, hidden_size), dtype=np.float32)
+        self.positions = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
+        self.sequences = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
+        self.outputs = np.ones(MAX_CALL_ROWS, dtype=np.int8)
+        first = self.sequences.ctypes.data
+        self._sequence_pointers = np.arange(first, first + 4 * MAX_CALL_ROWS, 4, dtype=np.uint64)
+        self._ones = np.ones(MAX_CALL_ROWS, dtype=np.int32)
+        self._batch = native.llama_batch()
+        self._batch.token = _pointer(self.tokens, ctypes.c_int32) if is_first else None
+        self._batch.embd = None if is_first else _pointer(self.embeddings, ctypes.c_float)
+        self._batch.pos = _pointer(self.positions, ctypes.c_int32)
+        self._batch.n_seq_id = _pointer(self._ones, ctypes.c_int32)
+        self._batch.seq_id = ctypes.cast(
+            self._sequence_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
+        )
+        self._batch.logits = _pointer(self.outputs, ctypes.c_int8)
+
+    def first(self, count: int) -> Any:
+        """The first ``count`` rows as a ``llama_batch``, valid until the next call of this."""
+        if not 1 <= count <= MAX_CALL_ROWS:
+            raise ValueError(f"a call of {count} rows")
+        self._batch.n_tokens = count
+        return self._batch
 
 
 class LoadedStage:
@@ -122,7 +146,8 @@ class LoadedStage:
             raise
         self._cpu_backend = cpu_backend.take_made()
         self._memory = native.llama_get_memory(self._context)
-        self._batch = _Batch()
+        self._logits: tuple[int, NDArray[np.float32]] | None = None
+        self.rows = RowBuffers(self.hidden_size, is_first=options.is_first)
 
     def close(self) -> None:
         """Frees the context and the model."""
@@ -139,11 +164,11 @@ class LoadedStage:
         if self._cpu_backend is not None:
             cpu_backend.use_reference(self._cpu_backend, is_on)
 
-    def decode(self, rows: Rows) -> int:
-        """Runs one call; 0, or llama.cpp's code of what went wrong (then no cell was taken)."""
+    def decode(self, count: int) -> int:
+        """Runs one call on the first ``count`` of ``rows``; 0, or llama.cpp's code of what failed (no cell taken)."""
         if self._tap is not None:
             self._tap.output = None
-        status = int(native.llama_decode(self._context, self._batch.fill(rows)))
+        status = int(native.llama_decode(self._context, self.rows.first(count)))
         if status == 0 and self._tap is not None and self._tap.output is None:
             return -100
         return status
@@ -157,7 +182,10 @@ class LoadedStage:
     def logits(self, row: int) -> NDArray[np.float32]:
         """Logits of row ``row`` of the last call, which was marked as an output; a view until the next call."""
         pointer = native.llama_get_logits_ith(self._context, row)
-        return np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
+        address = ctypes.addressof(pointer.contents)
+        if self._logits is None or self._logits[0] != address:  # making the view takes longer than finding the maximum
+            self._logits = address, np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
+        return self._logits[1]
 
     def drop_cells(self, sequence: int, start: int) -> None:
         """Frees the cells of a sequence from position ``start`` on."""
@@ -197,8 +225,8 @@ class _Tap:
         get_name = _ggml.ggml_get_name
 
         def evaluate(tensor: int, is_asked: bool, _user_data: object) -> bool:
-            if is_asked:
-                return bool(get_name(tensor) == wanted)
+            if is_asked:  # a few hundred times a step: nothing may be added here
+                return get_name(tensor) == wanted  # type: ignore[no-any-return]
             size = _ggml.ggml_nbytes(tensor)
             output = np.empty(size // 4, dtype=np.float32)
             _ggml.ggml_backend_tensor_get(tensor, output.ctypes.data, 0, size)
@@ -206,37 +234,6 @@ class _Tap:
             return False
 
         self.callback = native.ggml_backend_sched_eval_callback(evaluate)
-
-
-class _Batch:
-    """A ``llama_batch`` over arrays that are made once."""
-
-    def __init__(self) -> None:
-        self._sequences = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
-        first = self._sequences.ctypes.data
-        self._sequence_pointers = np.arange(first, first + 4 * MAX_CALL_ROWS, 4, dtype=np.uint64)
-        self._ones = np.ones(MAX_CALL_ROWS, dtype=np.int32)
-        self._held: tuple[object, ...] = ()
-        self._batch = native.llama_batch()
-        self._batch.n_seq_id = _pointer(self._ones, ctypes.c_int32)
-        self._batch.seq_id = ctypes.cast(
-            self._sequence_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
-        )
-
-    def fill(self, rows: Rows) -> Any:
-        """The structure for ``rows``, valid until the next fill."""
-        count = len(rows.positions)
-        if count > MAX_CALL_ROWS:
-            raise ValueError(f"a call of {count} rows")
-        self._held = (rows.tokens, rows.embeddings, rows.positions, rows.outputs)
-        self._sequences[:count] = rows.sequences
-        batch = self._batch
-        batch.n_tokens = count
-        batch.token = None if rows.tokens is None else _pointer(rows.tokens, ctypes.c_int32)
-        batch.embd = None if rows.embeddings is None else _pointer(rows.embeddings, ctypes.c_float)
-        batch.pos = _pointer(rows.positions, ctypes.c_int32)
-        batch.logits = _pointer(rows.outputs, ctypes.c_int8)
-        return batch
 
 
 def _pointer(array: NDArray[Any], element: Any) -> Any:

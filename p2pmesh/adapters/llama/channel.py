@@ -23,7 +23,8 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray = b""
+        self._taken = 0
         self._send_lock = threading.Lock()
 
     def start_beating(self) -> None:
@@ -49,17 +50,30 @@ class Channel:
                 data = b""
             if not data:
                 os._exit(EXIT_NODE_GONE)
-            self._buffer += data
+            self._keep(data)
 
-    def _take(self) -> bytes | None:
-        if len(self._buffer) < LENGTH_BYTES:
+    def _take(self) -> memoryview | None:
+        """The next whole message as a view."""
+        start = self._taken + LENGTH_BYTES
+        if len(self._buffer) < start:
             return None
-        end = LENGTH_BYTES + decode_length(bytes(self._buffer[:LENGTH_BYTES]))
+        end = start + decode_length(self._buffer[self._taken : start])
         if len(self._buffer) < end:
             return None
-        message = bytes(memoryview(self._buffer)[LENGTH_BYTES:end])
-        del self._buffer[:end]
+        message = memoryview(self._buffer)[start:end]
+        self._taken = end
         return message
+
+    def _keep(self, data: bytes) -> None:
+        """Nearly always ``data`` is one message and is kept as it is. Views of earlier messages pin what they show."""
+        if self._taken == len(self._buffer):
+            self._buffer = data
+        elif self._taken or isinstance(self._buffer, bytes):
+            self._buffer = bytearray(memoryview(self._buffer)[self._taken :]) + data
+        else:
+            self._buffer += data
+            return
+        self._taken = 0
 
     def _beat(self) -> None:
         beat = encode_message(EngineKind.BEAT, {})

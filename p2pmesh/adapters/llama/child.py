@@ -61,6 +61,8 @@ def _serve(channel: Channel, engine: "LoadedEngine") -> None:
             out = engine.accept(*message)
             if out:
                 channel.send(out)
+            if engine.has_all():
+                break
         call = engine.batcher.next_call()
         if call is not None:
             frames = engine.stepper.run(call)
@@ -89,7 +91,7 @@ class LoadedEngine:
         lanes, context = fields["lanes"], fields["context_tokens"]
         stage = LoadedStage(
             LoadOptions(
-                fields["artifact_path"], is_last, lanes + SPARE_SEQUENCES, context * lanes + SPARE_CELLS,
+                fields["artifact_path"], is_first, is_last, lanes + SPARE_SEQUENCES, context * lanes + SPARE_CELLS,
                 fields["threads"], fields["use_extra_buffers"], fields["gpu_layers"],
             )
         )  # fmt: skip
@@ -128,6 +130,10 @@ class LoadedEngine:
             widths = measure_widths(stage, shape)
             store_widths(folder, key, widths)
         return widths
+
+    def has_all(self) -> bool:
+        """Whether the only sequence here has its next step waiting: no other frame could join the call."""
+        return len(self.batcher) == 1 == self.stepper.sequence_count
 
     def accept(self, kind: EngineKind, payload: memoryview) -> list[bytes]:
         """Takes one message in; the messages that answer it at once."""

@@ -29,6 +29,9 @@ class LaneTable:
         self._lanes: dict[SequenceKey, Lane] = {}
         self._ended: OrderedDict[SequenceKey, None] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._lanes)
+
     def find(self, key: SequenceKey) -> Lane | None:
         """The lane of a sequence."""
         return self._lanes.get(key)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from p2pmesh.adapters.llama.binding import LoadedStage, LoadOptions, Rows
+from p2pmesh.adapters.llama.binding import LoadedStage, LoadOptions
 
 _CELLS = 512
 _BATCH_ROWS = 32
@@ -39,21 +39,19 @@ class _Stepping:
     def __init__(self, fields: dict[str, Any]) -> None:
         self._stage = LoadedStage(
             LoadOptions(
-                fields["path"], fields["is_last"], 2, _CELLS, fields["threads"], fields["use_extra_buffers"],
-                fields["gpu_layers"],
+                fields["path"], fields["is_first"], fields["is_last"], 2, _CELLS, fields["threads"],
+                fields["use_extra_buffers"], fields["gpu_layers"],
             )
         )  # fmt: skip
-        self._is_first = bool(fields["is_first"])
+        self._stage.rows.tokens.fill(1)
+        self._stage.rows.embeddings.fill(1.0)
         self._position = 0
         self.step(_BATCH_ROWS)
 
     def step(self, rows: int = 1) -> None:
         """Runs one call of ``rows`` rows."""
-        tokens = np.ones(rows, dtype=np.int32) if self._is_first else None
-        embeddings = None if self._is_first else np.ones((rows, self._stage.hidden_size), dtype=np.float32)
-        positions = np.arange(self._position, self._position + rows, dtype=np.int32)
-        outputs = np.ones(rows, dtype=np.int8)
-        status = self._stage.decode(Rows(tokens, embeddings, positions, np.zeros(rows, dtype=np.int32), outputs))
+        self._stage.rows.positions[:rows] = np.arange(self._position, self._position + rows)
+        status = self._stage.decode(rows)
         if status != 0:
             raise SystemExit(f"a call of {rows} rows fails with {status}")
         self._position += rows

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pmesh.adapters.llama import native_log
-from p2pmesh.adapters.llama.binding import LoadedStage, Rows
+from p2pmesh.adapters.llama.binding import LoadedStage
 from p2pmesh.adapters.llama.cells import CellLog
 from p2pmesh.adapters.llama.lanes import Lane, LaneTable
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
@@ -99,6 +99,11 @@ class Stepper:
         self._widths = widths
         self._lanes = LaneTable(shape.lanes)
         self._cells = CellLog(stage, shape.lanes, shape.context_tokens * shape.lanes + SPARE_CELLS)
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that hold a lane."""
+        return len(self._lanes)
 
     def begin(self, frame: StageFrame) -> list[StageFrame]:
         """Takes a lane, or renews the parameters of a sequence that has one. An ERROR if it cannot."""
@@ -182,9 +187,7 @@ class Stepper:
         hidden: list[NDArray[np.float32]] = []
         for start in range(0, count, PREFILL_ROWS):
             end = min(start + PREFILL_ROWS, count)
-            outputs = np.zeros(end - start, dtype=np.int8)
-            outputs[-1] = wants_sample and end == count
-            self._call([(part, start, end)], outputs)
+            self._call([(part, start, end)], sampled_from=end - start - (wants_sample and end == count))
             if not self._shape.is_last:
                 hidden.append(self._stage.hidden_rows()[: end - start])
         if not self._shape.is_last:
@@ -206,7 +209,7 @@ class Stepper:
 
     def _decode_within(self, spans: list[tuple[_Part, int, int]]) -> list[StageFrame]:
         """Several frames in one call."""
-        self._call(spans, None)
+        self._call(spans)
         out: list[StageFrame] = []
         row = 0
         rows = None if self._shape.is_last else self._stage.hidden_rows()
@@ -225,7 +228,7 @@ class Stepper:
         hidden: list[NDArray[np.float32]] = []
         tokens: list[int] = []
         for part, start, end in slices:
-            self._call([(part, start, end)], None)
+            self._call([(part, start, end)])
             if self._shape.is_last:
                 tokens += [self._sample(part, index + 1, index - start) for index in range(start, end)]
             else:
@@ -234,16 +237,25 @@ class Stepper:
             return [self._answer(frame, FrameKind.TOKEN, frame.position + 1, tuple(tokens))]
         return [self._activation(frame, hidden)]
 
-    def _call(self, spans: list[tuple[_Part, int, int]], outputs: NDArray[np.int8] | None) -> None:
-        """One call of llama.cpp over rows ``[start, end)`` of each part; histories and cells grow by them."""
-        count = sum(end - start for _, start, end in spans)
+    def _call(self, spans: list[tuple[_Part, int, int]], sampled_from: int = 0) -> None:
+        """One call of llama.cpp over rows ``[start, end)`` of each part; histories and cells grow by them.
+
+        The last stage gets logits of the call's rows from ``sampled_from`` on.
+        """
+        count = spans[0][2] - spans[0][1] if len(spans) == 1 else sum(end - start for _, start, end in spans)
         self._make_room(count + 1)
         single = self._widths.single(self._cells.used() + 1) if count == 1 else SingleRow.PLAIN
         is_padded = single is SingleRow.PADDED
-        rows = self._rows(spans, outputs, count, is_padded)
+        self._fill(spans)
+        if is_padded:
+            self._fill_scratch_row(count)
+        if self._shape.is_last:
+            outputs = self._stage.rows.outputs
+            outputs[: count + 1] = 0
+            outputs[sampled_from:count] = 1
         if single is SingleRow.REFERENCE:
             self._stage.use_reference_attention(True)
-        status = self._stage.decode(rows)
+        status = self._stage.decode(count + is_padded)
         if single is SingleRow.REFERENCE:
             self._stage.use_reference_attention(False)
         if is_padded:
@@ -262,34 +274,29 @@ class Stepper:
             # Only a bug of llama.cpp's restore gets here; every sequence would answer from an incomplete cache.
             raise SystemExit(f"the cells of {len(lost)} sequences were lost in a rewrite of the cache")
 
-    def _rows(
-        self, spans: list[tuple[_Part, int, int]], outputs: NDArray[np.int8] | None, count: int, is_padded: bool
-    ) -> Rows:
-        total = count + is_padded
-        positions = np.zeros(total, dtype=np.int32)
-        sequences = np.full(total, self._cells.scratch_sequence, dtype=np.int32)
-        wanted = np.ones(total, dtype=np.int8)
-        if outputs is not None and self._shape.is_last:
-            wanted[:count] = outputs
-        if is_padded and self._shape.is_last:
-            wanted[count] = 0
+    def _fill(self, spans: list[tuple[_Part, int, int]]) -> None:
+        """Puts the rows of a call into the stage's buffers."""
+        rows = self._stage.rows
         row = 0
         for part, start, end in spans:
+            last = row + end - start
             first = part.frame.position + start
-            positions[row : row + end - start] = np.arange(first, part.frame.position + end)
-            sequences[row : row + end - start] = part.lane.index
-            row += end - start
+            rows.positions[row:last] = first if last == row + 1 else np.arange(first, part.frame.position + end)
+            rows.sequences[row:last] = part.lane.index
+            if part.inputs is None:
+                rows.tokens[row:last] = part.frame.tokens[start:end]
+            else:
+                rows.embeddings[row:last] = part.inputs[start:end]
+            row = last
+
+    def _fill_scratch_row(self, row: int) -> None:
+        rows = self._stage.rows
+        rows.positions[row] = 0
+        rows.sequences[row] = self._cells.scratch_sequence
         if self._shape.is_first:
-            tokens = np.full(total, _SCRATCH_TOKEN, dtype=np.int32)
-            tokens[:count] = [token for part, start, end in spans for token in part.frame.tokens[start:end]]
-            return Rows(tokens, None, positions, sequences, wanted)
-        embeddings = np.zeros((total, self._shape.hidden_size), dtype=np.float32)
-        row = 0
-        for part, start, end in spans:
-            assert part.inputs is not None
-            embeddings[row : row + end - start] = part.inputs[start:end]
-            row += end - start
-        return Rows(None, embeddings, positions, sequences, wanted)
+            rows.tokens[row] = _SCRATCH_TOKEN
+        else:
+            rows.embeddings[row] = 0.0
 
     def _sample(self, part: _Part, rows_consumed: int, row: int) -> int:
         """Samples after ``rows_consumed`` rows of the part, from row ``row`` of the last call."""

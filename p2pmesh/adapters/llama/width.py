@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pmesh.adapters.llama.binding import LoadedStage, Rows
+from p2pmesh.adapters.llama.binding import LoadedStage
 from p2pmesh.adapters.llama.steps import PREFILL_ROWS, SingleRow, StageShape, Widths
 from p2pmesh.base.errors import EngineError, ErrorCode
 
@@ -140,16 +140,19 @@ class _Bench:
         return list(self._stage.hidden_rows()[:count].copy())
 
     def _call(self, start: int, end: int, *, is_padded: bool) -> None:
-        positions = np.arange(start, end, dtype=np.int32)
-        sequences = np.zeros(end - start, dtype=np.int32)
-        picks = np.arange(start, end)
-        if is_padded:
-            positions, picks = np.append(positions, np.int32(0)), np.append(picks, 0)
-            sequences = np.append(sequences, np.int32(self._scratch))
-        tokens = self._tokens[picks] if self._embeddings is None else None
-        embeddings = None if self._embeddings is None else self._embeddings[picks]
-        outputs = np.ones(len(picks), dtype=np.int8)
-        status = self._stage.decode(Rows(tokens, embeddings, positions, sequences, outputs))
+        rows = self._stage.rows
+        count = end - start
+        picks = np.arange(start, end + is_padded)
+        picks[count:] = 0
+        rows.positions[: len(picks)] = picks
+        rows.sequences[:count] = 0
+        rows.sequences[count : len(picks)] = self._scratch
+        if self._embeddings is None:
+            rows.tokens[: len(picks)] = self._tokens[picks]
+        else:
+            rows.embeddings[: len(picks)] = self._embeddings[picks]
+        rows.outputs[: len(picks)] = 1
+        status = self._stage.decode(len(picks))
         if is_padded:
             self._stage.drop_cells(self._scratch, 0)
         if status != 0:

@@ -99,10 +99,17 @@ class NoiseChannel(BaseSession):
         self._unsent = bytearray()
         self._unopened = b""
         self._unread = b""
+        self._is_drained = False
         self._is_flusher_running = False
+        self._flushing = trio.Lock()
         self._room = trio.lowlevel.ParkingLot()
         self._work = trio.Event()
         _tune(socket)
+
+    @property
+    def raw(self) -> RawConnection:
+        """The connection below."""
+        return self._raw
 
     @property
     def unsent_bytes(self) -> int:
@@ -159,13 +166,14 @@ class NoiseChannel(BaseSession):
             await self._room.park()
 
     async def flush(self) -> None:
-        """Waits until everything submitted is with the kernel. One task at a time."""
-        while self._unsent:
-            await self._wait(trio.lowlevel.wait_writable)
-            sent = self._send_now(self._unsent)
-            del self._unsent[:sent]
-            if self.has_room:
-                self._room.unpark_all()
+        """Waits until everything submitted is with the kernel; a second task waits for the first."""
+        async with self._flushing:
+            while self._unsent:
+                await self._wait(trio.lowlevel.wait_writable)
+                sent = self._send_now(self._unsent)
+                del self._unsent[:sent]
+                if self.has_room:
+                    self._room.unpark_all()
 
     async def flush_forever(self) -> None:
         """The task that empties the queue for all writers; ends with ``ConnectionClosedError``."""
@@ -200,6 +208,8 @@ class NoiseChannel(BaseSession):
 
     async def _fill(self) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._is_drained:  # trying the socket again would delay whoever waits for what was just read
+            await self._wait(trio.lowlevel.wait_readable)
         while True:
             try:
                 chunk = os.read(self._socket.fileno(), READ_BYTES)
@@ -210,6 +220,7 @@ class NoiseChannel(BaseSession):
                 raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
             if not chunk:
                 raise ConnectionClosedError("the peer closed the connection", transport="tcp")
+            self._is_drained = len(chunk) < READ_BYTES
             self._unopened = self._unopened + chunk if self._unopened else chunk
             return
 

@@ -34,6 +34,10 @@ class PeerStream:
         except MuxedStreamError as error:
             raise self._lost(error) from error
 
+    def receive_nowait(self, count: int) -> bytes | None:
+        """``count`` bytes if they are here; otherwise nothing, and None."""
+        return self._stream.receive_nowait(count)
+
     async def send(self, data: bytes) -> None:
         """All of ``data``; ``PeerUnavailable(PEER_LOST)``."""
         try:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
@@ -75,9 +76,8 @@ class _ProtocolViolation(Exception):
     """The peer sent what yamux forbids."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FramePart:
-    """A frame without a body, or the next bytes of a DATA frame's body."""
+class _FramePart(NamedTuple):
+    """A frame without a body, or the next bytes of a DATA frame's body (a tuple: each token makes some of them)."""
 
     kind: int
     flags: int
@@ -112,9 +112,13 @@ class _Parser:
             if len(rest) < HEADER_BYTES:
                 self._beginning = bytes(rest)
                 return
-            version, *frame = _HEADER.unpack(rest[:HEADER_BYTES])
+            version, kind, flags, stream_id, length = _HEADER.unpack_from(rest)
             rest = rest[HEADER_BYTES:]
-            yield self._begin(version, *frame)
+            part = self._begin(version, kind, flags, stream_id, length)
+            if 0 < self._missing <= len(rest):  # the whole frame is here: one part
+                part, rest = part._replace(body=rest[:length], is_last=True), rest[length:]
+                self._missing = 0
+            yield part
 
     def _begin(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> _FramePart:
         if version != 0 or kind > GO_AWAY:
@@ -162,6 +166,10 @@ class YamuxStream(IMuxedStream):
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for(count)
         return self._take(count)
+
+    def receive_nowait(self, count: int) -> bytes | None:
+        """``count`` bytes if they are here; otherwise nothing, and None."""
+        return self._take(count) if len(self._received) >= count else None
 
     async def read(self, n: int | None = None) -> bytes:
         """Between 1 and ``n`` bytes (all there are for None or a negative number)."""

@@ -135,6 +135,7 @@ async def test_a_writer_waits_while_nobody_reads_and_goes_on_when_somebody_does(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(expect_closed, a.flush_forever)
+        await wait_all_tasks_blocked()  # or the writer would empty the queue by itself
         nursery.start_soon(write_all)
         await wait_all_tasks_blocked()
         assert a.unsent_bytes >= WRITE_HIGH_WATER_BYTES
