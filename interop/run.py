@@ -21,7 +21,6 @@ from typing import Any
 
 from p2pmesh.adapters.identity import Ed25519Verifier, identity_of_seed
 from p2pmesh.base.errors import P2PMeshError
-from p2pmesh.base.ids import MeshId
 from p2pmesh.base.limits import PROTOCOL_GENERATION
 from p2pmesh.wire.announcement import Announcement, decode_announcement, encode_announcement, topic_of
 from p2pmesh.wire.control import Hello, Welcome, decode_control, decode_varint, encode_control
@@ -158,8 +157,9 @@ def encounter_by_invite(text: str) -> Encounter:
         models=(),
     )
     sealed = encode_announcement(announcement, identity.public_key, identity.sign)
-    hello = encode_control(Hello(PROTOCOL_GENERATION, invite.mesh_id, text, sealed))
-    return Encounter(invite.addresses[0], seed.hex(), hello.hex(), topic_of(MeshId(invite.mesh_id)))
+    hello = encode_control(Hello(PROTOCOL_GENERATION, invite.mesh_id, text, (), sealed))
+    founder = VERIFIER.peer_id_of(invite.requirements.founder_key)
+    return Encounter(f"{invite.addresses[0]}/p2p/{founder}", seed.hex(), hello.hex(), topic_of(invite.mesh_id))
 
 
 NODES = {"vector_node": vector_node, "p2pmesh_up": p2pmesh_up}

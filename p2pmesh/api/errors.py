@@ -67,6 +67,10 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
         **_all(
             (
                 _C.GENERATION_UNSUPPORTED,
+                _C.VERSION_UNSUPPORTED,
+                _C.PASS_INVALID,
+                _C.PASS_EXPIRED,
+                _C.PEER_REMOVED,
                 _C.NOT_ADMITTED,
                 _C.OWNERSHIP_REFUSED,
                 _C.ARTIFACT_UNKNOWN,
@@ -114,6 +118,8 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
                 _C.INVITE_EXPIRED,
                 _C.INVITE_FOREIGN,
                 _C.INVITE_MISSING,
+                _C.INVITE_REVOKED,
+                _C.INVITE_EXHAUSTED,
                 _C.DISK_FULL,
                 _C.INTERNAL,
             ),

@@ -13,7 +13,7 @@ PeerId = NewType("PeerId", str)
 """libp2p peer id, base58btc text (``12D3Koo…`` for Ed25519)."""
 
 MeshId = NewType("MeshId", str)
-"""32 lower-case hex digits; the hash of the founder's public key, so that an invite proves itself."""
+"""32 lower-case hex digits; the hash of the mesh's requirements, the founder's key among them."""
 
 RequestId = NewType("RequestId", bytes)
 """128 random bits, one per request; the ``sequence`` beside it numbers the choices of that request."""
@@ -49,9 +49,9 @@ def is_mesh_id(text: str) -> bool:
     return _MESH_ID.match(text) is not None
 
 
-def mesh_id_of_founder(public_key: bytes) -> MeshId:
-    """The mesh id that only the holder of this Ed25519 public key (32 bytes) can sign invites for."""
-    return MeshId(hashlib.sha256(b"p2pmesh-mesh-id-v1:" + public_key).hexdigest()[:32])
+def mesh_id_of_requirements(encoded: bytes) -> MeshId:
+    """The name of the mesh whose requirements have these canonical bytes (``wire.requirements``)."""
+    return MeshId(hashlib.sha256(b"p2pmesh-mesh-id-v2\0" + encoded).hexdigest()[:32])
 
 
 def is_owner_id(text: str) -> bool:

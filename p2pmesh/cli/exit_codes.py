@@ -49,6 +49,12 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.PEER_UNREACHABLE: 36,
         _C.PEER_LOST: 37,
         _C.OWNERSHIP_REFUSED: 38,
+        _C.INVITE_REVOKED: 39,
+        _C.INVITE_EXHAUSTED: 70,
+        _C.PASS_INVALID: 71,
+        _C.PASS_EXPIRED: 72,
+        _C.PEER_REMOVED: 73,
+        _C.VERSION_UNSUPPORTED: 74,
         # serving
         _C.PLACEMENT_REFUSED: 40,
         _C.MODEL_NOT_READY: 41,

@@ -11,16 +11,20 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
-from p2pmesh.base.ids import MeshId, PeerId, is_peer_id, mesh_id_of_founder
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import (
     CONTROL_PROTOCOL,
     MAX_CONTROL_MESSAGE_BYTES,
     MAX_UNADMITTED_MESSAGE_BYTES,
     PROTOCOL_GENERATION,
 )
+from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core import admission
+from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours
 from p2pmesh.node.channels import MessageStream, refusal_of
+from p2pmesh.node.conduct import Conduct
+from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.network import ByteStream, PeerConnected
@@ -28,6 +32,7 @@ from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.control import Hello, Welcome
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite, encode_invite
+from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 from p2pmesh.wire.schema import from_map, unpack
 from p2pmesh.wire.signed import Envelope
 
@@ -49,6 +54,8 @@ class OverlaySettings:
     version: str
     memory_bytes: int
     invite_text: str | None = None
+    trust: TrustStore = TrustStore()
+    ownership: bytes = b""
 
 
 class Overlay:
@@ -57,16 +64,19 @@ class Overlay:
     def __init__(self, ports: Neighbours, settings: OverlaySettings, report: Report) -> None:
         self._ports = ports
         self._report = report
+        self.trust = PeerTrust(ports.verifier.is_signature_of, ports.clock, settings.trust)
         self._invite_text = (settings.invite_text or "").strip()
         self._invite = self._read_invite()
-        founder = mesh_id_of_founder(ports.identity.public_key)
-        self.mesh_id = MeshId(self._invite.mesh_id) if self._invite else founder
+        own = MeshRequirements(ports.identity.public_key)
+        self.requirements = self._invite.requirements if self._invite else own
+        self.mesh_id = mesh_id_of(self.requirements)
         self.board = AnnouncementBoard(ports, _first_announcement(ports, settings, self.mesh_id))
         self._admission = admission.AdmissionMachine()
         self._runner: MachineRunner[admission.Event, admission.Effect] = MachineRunner(
             self._admission, ports.clock, self._perform, admission.DeadlinePassed()
         )
         self._hello_locks: dict[PeerId, trio.Lock] = {}
+        self.conduct = Conduct(ports.network, ports.clock, report)
         self._exchanges: dict[type, Exchange] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -108,7 +118,8 @@ class Overlay:
             return self._invite_text
         now = self._ports.clock.unix_ms()
         nonce = self._ports.entropy.random_bytes(16)
-        invite = Invite(self.mesh_id, self._ports.network.addresses(), now, now + life_ms, nonce)
+        addresses = self._ports.network.addresses()
+        invite = Invite(nonce, self.requirements, now, UnixMillis(now + life_ms), addresses)
         return encode_invite(invite, self._ports.identity.public_key, self._ports.identity.sign)
 
     async def open_stream(self, peer: PeerId, protocol_id: str, addresses: tuple[str, ...] = ()) -> ByteStream:
@@ -133,6 +144,7 @@ class Overlay:
             self._nursery = nursery
             self._ports.network.serve(CONTROL_PROTOCOL, self._serve_control)
             nursery.start_soon(self._runner.run)
+            nursery.start_soon(self.conduct.run)
             nursery.start_soon(self._follow_connections)
             await nursery.start(self.board.run)
             task_status.started()
@@ -141,7 +153,7 @@ class Overlay:
         """Dials the peers of our invite in turn; raises the most telling error if none admits us."""
         assert self._invite is not None
         failures: list[P2PMeshError] = []
-        for peer, addresses in _peers_of(self._invite):
+        for peer, addresses in self._invite.peers(self._founder()):
             try:
                 await self.ensure_admitted(peer, addresses)
             except P2PMeshError as error:
@@ -159,7 +171,7 @@ class Overlay:
         wait_s = REJOIN_FIRST_S
         while True:
             seen = self.board.changes.count
-            if any(self.is_admitted(peer) for peer, _ in _peers_of(self._invite)):
+            if any(self.is_admitted(peer) for peer, _ in self._invite.peers(self._founder())):
                 wait_s = REJOIN_FIRST_S
                 await self.board.changes.wait_beyond(seen)
                 continue
@@ -183,6 +195,9 @@ class Overlay:
             if not lock.locked():  # a waiting task holds it by now
                 self._hello_locks.pop(peer, None)
 
+    def _founder(self) -> PeerId:
+        return self._ports.verifier.peer_id_of(self.requirements.founder_key)
+
     # --- hello -----------------------------------------------------------------
     async def _dial_and_say_hello(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         known = self.board.find(peer)
@@ -190,7 +205,7 @@ class Overlay:
         await self._ports.network.dial(peer, tried, DIAL_TIMEOUT_S)
         stream = MessageStream(await self._ports.network.open_stream(peer, CONTROL_PROTOCOL, DIAL_TIMEOUT_S))
         try:
-            await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, self._invite_text, self.board.seal_own()))
+            await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, self._invite_text, (), self.board.seal_own()))
             welcome = await stream.expect(Welcome, HELLO_TIMEOUT_S)
             # A member may have joined long ago: its invite proves that it was let in, whenever that was.
             self._check_proof(welcome, peer, is_time_checked=False)
@@ -206,12 +221,13 @@ class Overlay:
             self._check_proof(hello, peer, is_time_checked=True)
         except RemoteProtocolError as error:
             self._report("peer_refused", {"peer_id": peer, "code": error.code.value, "message": error.message})
+            self.conduct.note_refused_proof(peer, error.code)
             await self._runner.put(admission.HelloRefused(peer, error.code))
             raise
         self._admit(peer, hello.announcement)
         known = self.board.sealed_others(besides=peer)
         own = self.board.seal_own()
-        await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, self._invite_text, own, known))
+        await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, (), own, b"", b"", known))
         await stream.finish()
 
     def _admit(self, peer: PeerId, announcement: bytes) -> None:
@@ -222,6 +238,7 @@ class Overlay:
             if isinstance(effect, admission.Drop):
                 raise PeerUnavailable(effect.code, f"peer {peer} cannot be admitted: {effect.code.value}")
             self._report("peer_joined", {"peer_id": peer})
+        self.conduct.note_admitted(peer)
         self.board.learn(announcement, is_admitted=True)
         self.board.changes.mark()
 
@@ -235,9 +252,11 @@ class Overlay:
             raise RemoteProtocolError(ErrorCode.INVITE_FOREIGN, text)
         if self.board.decode(said.announcement).peer_id != peer:
             raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "the announcement is another peer's")
+        if isinstance(said, Welcome):
+            return
         if not said.invite:
             key = from_map(Envelope, unpack(said.announcement, "announcement"), "announcement").key
-            if mesh_id_of_founder(key) != self.mesh_id:
+            if key != self.requirements.founder_key:
                 raise RemoteProtocolError(ErrorCode.INVITE_MISSING, "an invite is needed; ask a member for one")
             return
         invite = decode_invite(said.invite, self._ports.verifier.is_signature_of)
@@ -259,17 +278,20 @@ class Overlay:
         limit = MAX_CONTROL_MESSAGE_BYTES if self.is_admitted(peer) else MAX_UNADMITTED_MESSAGE_BYTES
         stream = MessageStream(raw_stream, limit)
         try:
+            await self.conduct.take_turn(peer)
             message = await stream.receive(HELLO_TIMEOUT_S)
             if isinstance(message, Hello):
                 await self._answer_hello(stream, message)
                 return
             if not await self.wait_admitted(peer):
-                raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, "say hello first")
+                raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, "say hello first", culprit=peer)
             exchange = self._exchanges.get(type(message))
             if exchange is None:
-                raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, f"{type(message).__name__} opens no exchange")
+                text = f"{type(message).__name__} opens no exchange"
+                raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text, culprit=peer)
             await exchange(stream, message)
         except P2PMeshError as error:
+            self.conduct.note_error(error)
             await _refuse(stream, error)
 
     # --- the admission machine ---------------------------------------------------
@@ -323,14 +345,5 @@ def _first_announcement(ports: Neighbours, settings: OverlaySettings, mesh_id: M
         memory_bytes=settings.memory_bytes,
         free_bytes=settings.memory_bytes,
         models=(),
+        ownership=settings.ownership,
     )
-
-
-def _peers_of(invite: Invite) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
-    """Peers named by the addresses of an invite, in order, each with its addresses."""
-    found: dict[PeerId, list[str]] = {}
-    for address in invite.addresses:
-        peer = address.rpartition("/p2p/")[2]
-        if is_peer_id(peer):
-            found.setdefault(PeerId(peer), []).append(address)
-    return tuple((peer, tuple(addresses)) for peer, addresses in found.items())

@@ -22,14 +22,21 @@ from p2pmesh.base.limits import (
     MAX_INVITE_BYTES,
     MAX_LANES,
     MAX_LAYERS,
+    MAX_LINK_CHUNK_BYTES,
+    MAX_LINK_PROBE_BYTES,
     MAX_NAME_BYTES,
+    MAX_PASS_BYTES,
+    MAX_PASSES,
     MAX_PROMPT_TOKENS,
     MAX_REASON_BYTES,
+    MAX_REVOCATION_BYTES,
+    MAX_ROUTE_ENTRIES,
     MAX_SEQUENCE,
     MAX_STAGES,
     MAX_STOP_BYTES,
     MAX_STOP_SEQUENCES,
     MAX_TEXT_BYTES,
+    MAX_TWIN_ANNOUNCEMENTS,
     MAX_VARINT_BYTES,
 )
 from p2pmesh.wire.announcement import PEER_ID_SHAPE
@@ -57,28 +64,61 @@ _DIGEST = Text(64, is_digest)
 _NAME = Text(MAX_NAME_BYTES, is_line)
 _TOKEN = Integer(0, 2**31 - 1)
 _ANNOUNCEMENT = Bytes(1, MAX_ANNOUNCEMENT_BYTES)
+_PASSES = ListOf(Bytes(1, MAX_PASS_BYTES), MAX_PASSES)
 
 
 # --- admission ---------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First word of a peer; the invite is empty when the sender is the founder itself."""
+    """First word of a peer: an invite the first time, its passes ever after, neither if it is the founder itself.
+
+    ``passes`` are sealed, the sender's own first, each signed by the peer of the next, the last by the founder.
+    """
 
     generation: int = declared(Integer(0, 2**16))
     mesh_id: str = declared(Text(32, is_mesh_id))
     invite: str = declared(Text(MAX_INVITE_BYTES))
+    passes: tuple[bytes, ...] = declared(_PASSES)
     announcement: bytes = declared(_ANNOUNCEMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to an accepted hello, with the sender's own proof and the peers it knows."""
+    """The answer to an accepted hello, with the sender's own proof and the peers it knows.
+
+    ``granted`` is a pass for the reader, or empty; with ``passes`` after it, it is the reader's proof from now on.
+    ``revocation`` is the newest that the sender knows, or empty.
+    """
 
     generation: int = declared(Integer(0, 2**16))
     mesh_id: str = declared(Text(32, is_mesh_id))
-    invite: str = declared(Text(MAX_INVITE_BYTES))
+    passes: tuple[bytes, ...] = declared(_PASSES)
     announcement: bytes = declared(_ANNOUNCEMENT)
+    granted: bytes = declared(Bytes(0, MAX_PASS_BYTES))
+    revocation: bytes = declared(Bytes(0, MAX_REVOCATION_BYTES))
     known: tuple[bytes, ...] = declared(ListOf(_ANNOUNCEMENT, MAX_ANNOUNCEMENTS_PER_MESSAGE))
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """Anyone, also before admission: which models can be reached through you? It never admits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """A model that the answering peer can route to."""
+
+    model: str = declared(_NAME)
+    context_tokens: int = declared(Integer(1, 2**31))
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """The answer to a ``RouteQuery``."""
+
+    generation: int = declared(Integer(0, 2**16))
+    mesh_id: str = declared(Text(32, is_mesh_id))
+    routes: tuple[RouteEntry, ...] = declared(ListOf(Record(RouteEntry), MAX_ROUTE_ENTRIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +226,35 @@ class ArtifactChunk:
     data: bytes = declared(Bytes(0, MAX_ARTIFACT_CHUNK_BYTES))
 
 
+# --- links and identity ------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LinkProbe:
+    """Asks for that many bytes, to time them."""
+
+    size_bytes: int = declared(Integer(1, MAX_LINK_PROBE_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBytes:
+    """Bytes without a meaning, until as many have come as were asked for."""
+
+    data: bytes = declared(Bytes(1, MAX_LINK_CHUNK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityQuery:
+    """Asks what is known of the asker itself under another incarnation than this, its own."""
+
+    incarnation: int = declared(Integer(0, 2**53))
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityAnswer:
+    """Announcements of the asker, sealed as they came, of other incarnations; none if there is no other."""
+
+    announcements: tuple[bytes, ...] = declared(ListOf(_ANNOUNCEMENT, MAX_TWIN_ANNOUNCEMENTS))
+
+
 # --- generation --------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
@@ -260,6 +329,8 @@ class Cancel:
 KINDS: dict[str, type] = {
     "hello": Hello,
     "welcome": Welcome,
+    "route_query": RouteQuery,
+    "route_table": RouteTable,
     "refusal": Refusal,
     "load_stage": LoadStage,
     "stage_status": StageStatus,
@@ -269,6 +340,10 @@ KINDS: dict[str, type] = {
     "done": Done,
     "fetch_artifact": FetchArtifact,
     "artifact_chunk": ArtifactChunk,
+    "link_probe": LinkProbe,
+    "link_bytes": LinkBytes,
+    "identity_query": IdentityQuery,
+    "identity_answer": IdentityAnswer,
     "generate": Generate,
     "started": Started,
     "delta": Delta,

@@ -1,44 +1,92 @@
 """Invites: a signed, expiring credential to join, as one line of text.
 
-Text form: ``p2pmesh1-`` and the envelope in base64url without padding. The mesh id is the hash of the signing key, so
-an invite proves by itself that the founder made it.
+Text form: ``p2pmesh2-`` and the envelope in base64url without padding. The mesh id is the hash of the requirements, and
+those name the founder's key, so an invite proves by itself that the founder made it. It is kept short, because it is
+shown as a QR code: what the envelope or the key says already is left out, and so is what has its default.
 """
 
 import base64
 import binascii
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from p2pmesh.base.ids import MeshId, is_mesh_id, mesh_id_of_founder
-from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_BYTES
+from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId, is_peer_id
+from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_BYTES, MAX_INVITE_USES
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.wire.schema import Bytes, Integer, ListOf, Text, checked_map, declared, from_map, is_line, pack, unpack
+from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
+from p2pmesh.wire.schema import (
+    Bytes,
+    Integer,
+    ListOf,
+    Record,
+    Text,
+    checked_map,
+    declared,
+    from_map,
+    is_line,
+    pack,
+    unpack,
+    without_defaults,
+)
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
-PREFIX = "p2pmesh1-"
-DOMAIN = b"p2pmesh-invite-v1"
+PREFIX = "p2pmesh2-"
+DOMAIN = b"p2pmesh-invite-v2"
 LIFE_MS = 24 * 3600 * 1000
 CLOCK_SKEW_MS = 30_000
 
 _BODY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _TIME = Integer(0, 2**53)
+_ADDRESSES = ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES)
+_PEER_PART = "/p2p/"
 
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """What an invite says: which overlay, where to dial, and until when."""
+    """What an invite says: which overlay on which terms, where to dial, until when and how often.
 
-    mesh_id: str = declared(Text(32, is_mesh_id))
-    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES))
+    An address that names no peer is the founder's. ``max_uses`` 0 is no limit; one with a limit is redeemed at the
+    founder alone, which counts.
+    """
+
+    invite_id: bytes = declared(Bytes(ID_BYTES, ID_BYTES))
+    requirements: MeshRequirements = declared(Record(MeshRequirements))
     issued_unix_ms: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)
-    nonce: bytes = declared(Bytes(16, 16))
+    addresses: tuple[str, ...] = declared(_ADDRESSES, ())
+    relay_addresses: tuple[str, ...] = declared(_ADDRESSES, ())
+    max_uses: int = declared(Integer(0, MAX_INVITE_USES), 0)
+
+    @property
+    def mesh_id(self) -> MeshId:
+        """The overlay."""
+        return mesh_id_of(self.requirements)
+
+    def peers(self, founder: PeerId) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
+        """Who can be dialled, in order, each with its addresses, relayed ones last."""
+        found: dict[PeerId, list[str]] = {}
+        for address in (*self.addresses, *self.relay_addresses):
+            peer = address.rpartition(_PEER_PART)[2] if names_peer(address) else founder
+            found.setdefault(PeerId(peer), []).append(address)
+        return tuple((peer, tuple(addresses)) for peer, addresses in found.items())
+
+
+def names_peer(address: str) -> bool:
+    """Whether a multiaddr ends with the peer that it leads to."""
+    head, part, peer = address.rpartition(_PEER_PART)
+    return bool(head and part) and is_peer_id(peer)
+
+
+def without_peer(address: str, peer: PeerId) -> str:
+    """The form in which an invite of founder ``peer`` holds its own address."""
+    return address.removesuffix(f"{_PEER_PART}{peer}")
 
 
 def encode_invite(invite: Invite, public_key: bytes, sign: Sign) -> str:
     """The line that a person copies. ``LocalProtocolError`` where no reader would take it: give fewer addresses."""
-    line = PREFIX + _armour(seal(DOMAIN, pack(checked_map(invite)), public_key, sign))
+    line = PREFIX + _armour(seal(DOMAIN, pack(_short_map(invite)), public_key, sign))
     if len(line) > MAX_INVITE_BYTES:
         raise LocalProtocolError(
             ErrorCode.MESSAGE_TOO_LARGE, f"an invite of {len(line)} bytes; allowed are {MAX_INVITE_BYTES}"
@@ -49,7 +97,8 @@ def encode_invite(invite: Invite, public_key: bytes, sign: Sign) -> str:
 def decode_invite(text: str, verify: Verify) -> Invite:
     """The invite of a line, checked but for its time.
 
-    Raises ``INVITE_MALFORMED`` with what to do; an invite whose signer is not the founder of its mesh is malformed too.
+    Raises ``INVITE_MALFORMED`` with what to do. The founder's key is the one that the envelope is signed with, so that
+    the requirements, and with them the mesh id, are those of the signer.
     """
     body = text.strip()
     if not body.startswith(PREFIX):
@@ -61,28 +110,40 @@ def decode_invite(text: str, verify: Verify) -> Invite:
     try:
         sealed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
         envelope = unseal(DOMAIN, sealed, verify)
-        invite = from_map(Invite, unpack(envelope.payload, "invite"), "invite")
+        invite = from_map(Invite, _whole_map(unpack(envelope.payload, "invite"), envelope.key), "invite")
     except (binascii.Error, RemoteProtocolError):
         raise _malformed("a part of it is missing or changed") from None
     if _armour(sealed) != body:
         raise _malformed("its last character is wrong")
-    if mesh_id_of_founder(envelope.key) != invite.mesh_id:
-        raise _malformed("it is not signed by the founder of its mesh")
     return invite
 
 
 def check_invite_time(invite: Invite, now: UnixMillis) -> None:
     """Raises ``INVITE_EXPIRED``; 30 s of clock skew are forgiven."""
-    if now > invite.expires_unix_ms + CLOCK_SKEW_MS:
+    if is_expired(invite, now):
         minutes = (now - invite.expires_unix_ms) // 60_000
         raise RemoteProtocolError(
             ErrorCode.INVITE_EXPIRED, f"the invite expired {minutes} minutes ago; ask for a new one"
         )
 
 
-def mesh_of(invite: Invite) -> MeshId:
-    """The mesh id with its type."""
-    return MeshId(invite.mesh_id)
+def is_expired(invite: Invite, now: UnixMillis) -> bool:
+    """Whether an invite is over, 30 s of clock skew forgiven."""
+    return now > invite.expires_unix_ms + CLOCK_SKEW_MS
+
+
+def _short_map(invite: Invite) -> dict[str, Any]:
+    plain = without_defaults(invite, checked_map(invite))
+    terms = without_defaults(invite.requirements, plain["requirements"])
+    del terms["founder_key"]
+    return {**plain, "requirements": terms}
+
+
+def _whole_map(plain: Any, founder_key: bytes) -> Any:
+    """With the founder's key where a reader looks for it; whatever is not a map is refused by ``from_map``."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("requirements"), dict):
+        return plain
+    return {**plain, "requirements": {**plain["requirements"], "founder_key": founder_key}}
 
 
 def _armour(sealed: bytes) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pmesh.base.ids import LayerRange, is_digest, is_mesh_id, is_peer_id, mesh_id_of_founder, ranges_tile
+from p2pmesh.base.ids import LayerRange, is_digest, is_mesh_id, is_peer_id, mesh_id_of_requirements, ranges_tile
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_what_is_one() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
-def test_a_mesh_id_names_one_founder(key: bytes, other: bytes) -> None:
-    assert is_mesh_id(mesh_id_of_founder(key))
-    assert (mesh_id_of_founder(key) == mesh_id_of_founder(other)) == (key == other)
+def test_a_mesh_id_names_one_set_of_requirements(key: bytes, other: bytes) -> None:
+    assert is_mesh_id(mesh_id_of_requirements(key))
+    assert (mesh_id_of_requirements(key) == mesh_id_of_requirements(other)) == (key == other)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (3, 3), (4, 3), (-1, 2)])

@@ -13,11 +13,11 @@ import trio
 
 from p2pmesh.adapters.p2p.host import open_network
 from p2pmesh.base.errors import ErrorCode
-from p2pmesh.base.ids import mesh_id_of_founder
 from p2pmesh.base.limits import CONTROL_PROTOCOL
 from p2pmesh.cli.exit_codes import EXIT_CODES, USAGE
 from p2pmesh.ports.network import ByteStream
 from p2pmesh.wire.invite import Invite, encode_invite
+from p2pmesh.wire.requirements import MeshRequirements
 from tests.e2e.peers import Peers, run_command
 from tests.fakes.identity import fake_identity
 from tests.fakes.tiny_gguf import encode_gguf, text
@@ -54,7 +54,7 @@ def invite_of(name: str, *addresses: str, life_ms: int = 3_600_000, issued_ms: i
     """An invite that the founder ``name`` has signed."""
     founder = fake_identity(name)
     issued = int(time.time() * 1000) if issued_ms is None else issued_ms
-    invite = Invite(mesh_id_of_founder(founder.public_key), addresses, issued, issued + life_ms, bytes(16))
+    invite = Invite(bytes(16), MeshRequirements(founder.public_key), issued, issued + life_ms, addresses)
     return encode_invite(invite, founder.public_key, founder.sign)
 
 
@@ -141,7 +141,7 @@ def test_commands_without_a_node(tmp_path: Path) -> None:
 
 
 # --- joining
-@pytest.mark.parametrize("damage", ["nonsense", "p2pmesh1-", "p2pmesh1-AAAA", "p2pmesh1-%%%%"])
+@pytest.mark.parametrize("damage", ["nonsense", "p2pmesh2-", "p2pmesh2-AAAA", "p2pmesh2-%%%%"])
 def test_a_garbled_invite(tmp_path: Path, damage: str) -> None:
     assert up(tmp_path, "--join", damage)[0] == EXIT_CODES[ErrorCode.INVITE_MALFORMED]
 

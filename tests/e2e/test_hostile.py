@@ -92,7 +92,7 @@ async def say_hello(network: Libp2pNetwork, identity: NodeIdentity, peer: PeerId
     )  # fmt: skip
     stream = MessageStream(await network.open_stream(peer, CONTROL_PROTOCOL, 10))
     announcement = encode_announcement(said, identity.public_key, identity.sign)
-    await stream.send(Hello(PROTOCOL_GENERATION, mesh_id, invite, announcement))
+    await stream.send(Hello(PROTOCOL_GENERATION, mesh_id, invite, (), announcement))
     await stream.expect(Welcome, 10)
     await stream.reset()
 

@@ -42,7 +42,7 @@ class Stranger:
 
     def hello(self, **changes: Any) -> Hello:
         invite = self.host.node.overlay.make_invite()
-        hello = Hello(PROTOCOL_GENERATION, self.host.node.overlay.mesh_id, invite, self.announcement())
+        hello = Hello(PROTOCOL_GENERATION, self.host.node.overlay.mesh_id, invite, (), self.announcement())
         return replace(hello, **changes)
 
     async def open(self, protocol: str = CONTROL_PROTOCOL) -> MessageStream:
@@ -135,7 +135,7 @@ async def test_an_invite_of_another_mesh_is_refused(autojump_clock: MockClock) -
     ("changes", "code"),
     [
         ({"invite": ""}, ErrorCode.INVITE_MISSING),
-        ({"invite": "p2pmesh1-AAAA"}, ErrorCode.INVITE_MALFORMED),
+        ({"invite": "p2pmesh2-AAAA"}, ErrorCode.INVITE_MALFORMED),
         ({"generation": PROTOCOL_GENERATION + 1}, ErrorCode.GENERATION_UNSUPPORTED),
         ({"mesh_id": MeshId("0" * 32)}, ErrorCode.INVITE_FOREIGN),
     ],

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2pmesh.base.ids import MeshId, PeerId, mesh_id_of_founder
+from p2pmesh.base.ids import MeshId, PeerId
+from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # multihash "identity" of 36 bytes: the protobuf {key type Ed25519, 32 bytes of key}
@@ -34,8 +35,13 @@ class TestKey:
         return peer_id_of(self.public_key)
 
     @property
+    def requirements(self) -> MeshRequirements:
+        """Of a mesh that it founded without further terms."""
+        return MeshRequirements(self.public_key)
+
+    @property
     def mesh_id(self) -> MeshId:
-        return mesh_id_of_founder(self.public_key)
+        return mesh_id_of(self.requirements)
 
     @property
     def _private(self) -> Ed25519PrivateKey:
@@ -72,4 +78,4 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 def armour(sealed: bytes) -> str:
     """The line of an invite's envelope."""
-    return "p2pmesh1-" + base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+    return "p2pmesh2-" + base64.urlsafe_b64encode(sealed).decode().rstrip("=")

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from p2pmesh.base.ids import is_digest, is_mesh_id, is_peer_id
+from p2pmesh.base.ids import is_digest, is_mesh_id, is_owner_id, is_peer_id
 from p2pmesh.wire import control
 from p2pmesh.wire.schema import (
     Boolean,
@@ -27,7 +27,7 @@ _LONG = 60  # long enough to cross every msgpack form of a length but the longes
 
 
 def text_of(shape: Text) -> st.SearchStrategy[str]:
-    if shape.rule is is_digest:
+    if shape.rule in (is_digest, is_owner_id):
         return st.text("0123456789abcdef", min_size=64, max_size=64)
     if shape.rule is is_mesh_id:
         return st.text("0123456789abcdef", min_size=32, max_size=32)

@@ -13,8 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from p2pmesh.base.ids import mesh_id_of_founder
-from p2pmesh.wire import announcement, begin, control, generation, invite, stage
+from p2pmesh.wire import announcement, begin, control, generation, invite, membership_pass, revocation, stage
 from p2pmesh.wire.schema import pack, to_map
 from p2pmesh.wire.signed import seal
 from tests.wire import vectors
@@ -31,7 +30,16 @@ Case = dict[str, Any]
 
 
 # --- signed records -----------------------------------------------------------
-INVITE = invite.Invite(FOUNDER.mesh_id, ADDRESSES, ISSUED_MS, ISSUED_MS + invite.LIFE_MS, bytes(range(32, 48)))
+INVITE_ID = bytes(range(32, 48))
+INVITE = invite.Invite(INVITE_ID, FOUNDER.requirements, ISSUED_MS, ISSUED_MS + invite.LIFE_MS, ADDRESSES)
+TERMS = replace(FOUNDER.requirements, generation_max=3, version_min="0.1.0", version_max="0.9.0", requires_owner=True,
+                owners=("ab" * 32, "cd" * 32))  # fmt: skip
+PASS = membership_pass.MembershipPass(
+    FOUNDER.mesh_id, JOINER.peer_id, INVITE_ID, ISSUED_MS, ISSUED_MS + membership_pass.LIFE_MS
+)
+REVOCATION = revocation.Revocation(
+    FOUNDER.mesh_id, 3, ISSUED_MS, (bytes(range(48, 64)),), (bytes(range(64, 80)),), (STRANGER.peer_id,)
+)
 SERVED = announcement.ServedModel("smollm2-135m", DIGEST, RUN_ID, 2, 4096)
 
 
@@ -61,6 +69,14 @@ def sealed_invite(value: Any, key: TestKey = FOUNDER, domain: bytes = invite.DOM
     return seal(domain, pack(value), key.public_key, key.sign)
 
 
+def sealed_pass(value: Any, key: TestKey = FOUNDER, domain: bytes = membership_pass.DOMAIN) -> bytes:
+    return seal(domain, pack(value), key.public_key, key.sign)
+
+
+def sealed_revocation(value: Any, key: TestKey = FOUNDER, domain: bytes = revocation.DOMAIN) -> bytes:
+    return seal(domain, pack(value), key.public_key, key.sign)
+
+
 def sealed_announcement(value: Any, key: TestKey = JOINER, domain: bytes = announcement.DOMAIN) -> bytes:
     return seal(domain, pack(value), key.public_key, key.sign)
 
@@ -74,12 +90,13 @@ def flipped(data: bytes, index: int) -> bytes:
 def invites() -> Case:
     line = invite.encode_invite(INVITE, FOUNDER.public_key, FOUNDER.sign)
     plain = to_map(INVITE)
-    empty = replace(INVITE, addresses=())
+    terms = {name: value for name, value in plain["requirements"].items() if name != "founder_key"}
+    plain["requirements"] = terms
     lines = {
         "empty": "",
-        "prefix only": "p2pmesh1-",
-        "another version's prefix": line.replace("p2pmesh1-", "p2pmesh2-"),
-        "upper-case prefix": line.replace("p2pmesh1-", "P2PMESH1-"),
+        "prefix only": "p2pmesh2-",
+        "another version's prefix": line.replace("p2pmesh2-", "p2pmesh1-"),
+        "upper-case prefix": line.replace("p2pmesh2-", "P2PMESH2-"),
         "last character cut": line[:-1],
         "second half cut": line[: len(line) // 2],
         "one character changed": line[:40] + ("A" if line[40] != "A" else "B") + line[41:],
@@ -87,7 +104,7 @@ def invites() -> Case:
         "standard base64 alphabet": line[:60] + "+/" + line[62:],
         "space inside": line[:50] + " " + line[50:],
         "two lines": line + "\n" + line,
-        "longer than 8192 bytes": "p2pmesh1-" + "A" * 8184,
+        "longer than 8192 bytes": "p2pmesh2-" + "A" * 8184,
         "not msgpack": armour(b"\xc1" * 40),
         "envelope is a list": armour(pack([b"x", FOUNDER.public_key, bytes(64)])),
         "envelope without signature": armour(pack({"payload": pack(plain), "key": FOUNDER.public_key})),
@@ -95,34 +112,122 @@ def invites() -> Case:
         "signature of zeros": armour(pack({"payload": pack(plain), "key": FOUNDER.public_key, "signature": bytes(64)})),
         "one bit of the payload flipped": armour(flipped(sealed_invite(plain), 40)),
         "bytes after the envelope": armour(sealed_invite(plain) + b"\0"),
-        "signed by somebody else": armour(sealed_invite(plain, STRANGER)),
         "signed for announcements": armour(sealed_invite(plain, FOUNDER, announcement.DOMAIN)),
-        "mesh id in upper case": armour(sealed_invite({**plain, "mesh_id": INVITE.mesh_id.upper()})),
-        "mesh id of another founder": armour(
-            sealed_invite({**plain, "mesh_id": mesh_id_of_founder(STRANGER.public_key)})
-        ),
-        "nonce of 15 bytes": armour(sealed_invite({**plain, "nonce": bytes(15)})),
-        "33 addresses": armour(sealed_invite({**plain, "addresses": ["/ip4/192.0.2.7/tcp/1"] * 33})),
-        "control character in an address": armour(sealed_invite({**plain, "addresses": ["/ip4/192.0.2.7\n"]})),
-        "negative expiry": armour(sealed_invite({**plain, "expires_unix_ms": -1})),
-        "expiry as a float": armour(sealed_invite({**plain, "expires_unix_ms": 1.5})),
-        "payload without addresses": armour(sealed_invite({k: v for k, v in plain.items() if k != "addresses"})),
+        "signed for passes": armour(sealed_invite(plain, FOUNDER, membership_pass.DOMAIN)),
     }
+    changes: dict[str, Case] = {
+        "id of 15 bytes": {"invite_id": bytes(15)},
+        "id as text": {"invite_id": "0" * 16},
+        "requirements as a list": {"requirements": []},
+        "requirements nil": {"requirements": None},
+        "generation of text": {"requirements": {**terms, "generation_min": "1"}},
+        "generation 65537": {"requirements": {**terms, "generation_max": 65537}},
+        "version of 65 bytes": {"requirements": {**terms, "version_min": "1" * 65}},
+        "control character in a version": {"requirements": {**terms, "version_max": "1.0\n"}},
+        "owner required by a number": {"requirements": {**terms, "requires_owner": 1}},
+        "owner id of 63 digits": {"requirements": {**terms, "owners": ["a" * 63]}},
+        "owner id in upper case": {"requirements": {**terms, "owners": ["A" * 64]}},
+        "65 owners": {"requirements": {**terms, "owners": ["a" * 64] * 65}},
+        "33 addresses": {"addresses": ["/ip4/192.0.2.7/tcp/1"] * 33},
+        "33 relay addresses": {"relay_addresses": ["/ip4/192.0.2.7/tcp/1"] * 33},
+        "control character in an address": {"addresses": ["/ip4/192.0.2.7\n"]},
+        "negative expiry": {"expires_unix_ms": -1},
+        "expiry as a float": {"expires_unix_ms": 1.5},
+        "1025 uses": {"max_uses": 1025},
+        "-1 uses": {"max_uses": -1},
+    }
+    lines |= {name: armour(sealed_invite({**plain, **change})) for name, change in changes.items()}
+    for missing in ("invite_id", "requirements", "issued_unix_ms", "expires_unix_ms"):
+        left = {name: value for name, value in plain.items() if name != missing}
+        lines[f"payload without {missing}"] = armour(sealed_invite(left))
     invalid = [{"name": name, "invite": text, "error": "invite_malformed"} for name, text in lines.items()]
     late = INVITE.expires_unix_ms + invite.CLOCK_SKEW_MS + 1
     invalid.append({"name": "expired", "invite": line, "now_unix_ms": late, "error": "invite_expired"})
+    strict = replace(INVITE, requirements=TERMS, max_uses=1, relay_addresses=(f"{ADDRESSES[0]}/p2p/{JOINER.peer_id}",))
     valid = [
-        {"name": "of a founder", "invite": line, "now_unix_ms": ISSUED_MS, "value": vectors.to_json(INVITE)},
-        {"name": "within the skew", "invite": line, "now_unix_ms": late - 1, "value": vectors.to_json(INVITE)},
-        {
-            "name": "without addresses",
-            "invite": invite.encode_invite(empty, FOUNDER.public_key, FOUNDER.sign),
-            "now_unix_ms": ISSUED_MS,
-            "value": vectors.to_json(empty),
-        },
+        valid_invite("of a founder", INVITE, ISSUED_MS),
+        valid_invite("within the skew", INVITE, late - 1),
+        valid_invite("without addresses", replace(INVITE, addresses=()), ISSUED_MS),
+        valid_invite("for one use of a mesh with terms", strict, ISSUED_MS),
     ]
     document = {"domain": invite.DOMAIN.decode(), "keys": key_table(FOUNDER, STRANGER)}
     return {**document, "valid": valid, "invalid": invalid}
+
+
+def valid_invite(name: str, value: invite.Invite, now_unix_ms: int) -> Case:
+    line = invite.encode_invite(value, FOUNDER.public_key, FOUNDER.sign)
+    shown = vectors.to_json(value)
+    return {"name": name, "invite": line, "now_unix_ms": now_unix_ms, "mesh_id": value.mesh_id, "value": shown}
+
+
+def passes() -> Case:
+    plain = to_map(PASS)
+    sealed = sealed_pass(plain)
+    by_member = replace(PASS, peer_id=STRANGER.peer_id)
+    valid = [
+        {"name": "by the founder", "bytes": sealed.hex(), "signer": FOUNDER.name, "value": vectors.to_json(PASS)},
+        {
+            "name": "by a member",
+            "bytes": membership_pass.encode_pass(by_member, JOINER.public_key, JOINER.sign).hex(),
+            "signer": JOINER.name,
+            "value": vectors.to_json(by_member),
+        },
+    ]
+    changes: dict[str, Case] = {
+        "mesh id of 31 digits": {"mesh_id": "a" * 31},
+        "mesh id in upper case": {"mesh_id": FOUNDER.mesh_id.upper()},
+        "peer id with a letter base58 lacks": {"peer_id": "0" * 40},
+        "invite id of 17 bytes": {"invite_id": bytes(17)},
+        "negative time": {"issued_unix_ms": -1},
+        "expiry of true": {"expires_unix_ms": True},
+    }
+    cases = [(name, sealed_pass({**plain, **change}), "message_malformed") for name, change in changes.items()]
+    cases += [
+        ("no bytes", b"", "message_malformed"),
+        ("payload without a peer", sealed_pass({k: v for k, v in plain.items() if k != "peer_id"}),
+         "message_malformed"),
+        ("bytes after the envelope", sealed + b"\xc0", "message_malformed"),
+        ("signed for invites", sealed_pass(plain, FOUNDER, invite.DOMAIN), "signature_invalid"),
+        ("one bit of the signature flipped", flipped(sealed, len(sealed) - 1), "signature_invalid"),
+    ]  # fmt: skip
+    invalid: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in cases]
+    invalid.append({"name": "1025 bytes", "parts": [["c1", 1025]], "error": "message_too_large"})
+    document = {"domain": membership_pass.DOMAIN.decode(), "keys": key_table(FOUNDER, JOINER, STRANGER)}
+    return {**document, "valid": valid, "invalid": invalid}
+
+
+def revocations() -> Case:
+    plain = to_map(REVOCATION)
+    sealed = sealed_revocation(plain)
+    empty = replace(REVOCATION, sequence=0, invites=(), expelled_invites=(), peers=())
+    valid = [
+        {"name": "of all three kinds", "bytes": sealed.hex(), "value": vectors.to_json(REVOCATION)},
+        {"name": "of nothing", "bytes": sealed_revocation(to_map(empty)).hex(), "value": vectors.to_json(empty)},
+    ]
+    changes: dict[str, Case] = {
+        "negative sequence": {"sequence": -1},
+        "sequence beyond 2^53": {"sequence": 2**53 + 1},
+        "invite id of 15 bytes": {"invites": [bytes(15)]},
+        "invite id as text": {"expelled_invites": ["0" * 16]},
+        "513 invites": {"invites": [bytes(16)] * 513},
+        "513 peers": {"peers": [STRANGER.peer_id] * 513},
+        "peer id with a letter base58 lacks": {"peers": ["0" * 40]},
+        "peers nil": {"peers": None},
+    }
+    cases = [(name, sealed_revocation({**plain, **change}), "message_malformed") for name, change in changes.items()]
+    cases += [
+        ("no bytes", b"", "message_malformed"),
+        ("cut by one byte", sealed[:-1], "message_malformed"),
+        ("signed by a member", sealed_revocation(plain, JOINER), "signature_invalid"),
+        ("signed for passes", sealed_revocation(plain, FOUNDER, membership_pass.DOMAIN), "signature_invalid"),
+        ("one bit of the payload flipped", flipped(sealed, 60), "signature_invalid"),
+        ("of another mesh", sealed_revocation({**plain, "mesh_id": STRANGER.mesh_id}), "invite_foreign"),
+    ]
+    invalid: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in cases]
+    invalid.append({"name": "49153 bytes", "parts": [["c1", 49153]], "error": "message_too_large"})
+    document = {"domain": revocation.DOMAIN.decode(), "keys": key_table(FOUNDER, JOINER)}
+    topic = revocation.topic_of(FOUNDER.mesh_id)
+    return {**document, "topic": topic, "mesh_id": FOUNDER.mesh_id, "valid": valid, "invalid": invalid}
 
 
 def key_table(*keys: TestKey) -> Case:
@@ -207,6 +312,7 @@ def control_messages() -> list[tuple[str, Any]]:
     of_founder, of_joiner = (
         announcement.encode_announcement(announcement_of(key), key.public_key, key.sign) for key in (FOUNDER, JOINER)
     )
+    granted, revoked = sealed_pass(to_map(PASS)), sealed_revocation(to_map(REVOCATION))
     stages = (
         control.StageEntry(FOUNDER.peer_id, 0, 15, ADDRESSES),
         control.StageEntry(JOINER.peer_id, 15, 30, ADDRESSES),
@@ -215,10 +321,13 @@ def control_messages() -> list[tuple[str, Any]]:
     greedy = control.SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
     chat = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
     return [
-        ("hello of a joiner", control.Hello(1, FOUNDER.mesh_id, line, of_joiner)),
-        ("hello of the founder", control.Hello(1, FOUNDER.mesh_id, "", of_founder)),
-        ("welcome by the founder", control.Welcome(1, FOUNDER.mesh_id, "", of_founder, (of_joiner,))),
-        ("welcome by a joiner", control.Welcome(1, FOUNDER.mesh_id, line, of_joiner, ())),
+        ("hello of a joiner", control.Hello(1, FOUNDER.mesh_id, line, (), of_joiner)),
+        ("hello of a member", control.Hello(1, FOUNDER.mesh_id, "", (granted,), of_joiner)),
+        ("hello of the founder", control.Hello(1, FOUNDER.mesh_id, "", (), of_founder)),
+        ("welcome by the founder", control.Welcome(1, FOUNDER.mesh_id, (), of_founder, granted, b"", (of_joiner,))),
+        ("welcome by a member", control.Welcome(1, FOUNDER.mesh_id, (granted,), of_joiner, b"", revoked, ())),
+        ("route_query", control.RouteQuery()),
+        ("route_table", control.RouteTable(1, FOUNDER.mesh_id, (control.RouteEntry("smollm2-135m", 4096),))),
         ("refusal", control.Refusal("invite_expired", "the invite expired 5 minutes ago; ask for a new one")),
         ("load_stage", control.LoadStage(RUN_ID, "smollm2-135m", DIGEST, 144_000_000, 30, 1, stages, "cd" * 32,
                                          72_000_000, 120_000_000, 4096, 4, 2)),
@@ -231,6 +340,11 @@ def control_messages() -> list[tuple[str, Any]]:
         ("fetch_artifact", control.FetchArtifact("cd" * 32, 1_048_576)),
         ("artifact_chunk", control.ArtifactChunk(b"GGUF\x03\0\0\0")),
         ("artifact_chunk that ends", control.ArtifactChunk(b"")),
+        ("link_probe", control.LinkProbe(262_144)),
+        ("link_bytes", control.LinkBytes(bytes(64))),
+        ("identity_query", control.IdentityQuery(ISSUED_MS)),
+        ("identity_answer", control.IdentityAnswer((of_joiner, of_joiner))),
+        ("identity_answer of one who knows of no other", control.IdentityAnswer(())),
         ("generate from a chat", control.Generate(REQUEST_ID, "smollm2-135m", sampling, messages=chat,
                                                   stop=("\n\n", "END"), max_tokens=64, sequence=1)),
         ("generate from text", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once")),
@@ -263,8 +377,20 @@ def broken_fields() -> list[tuple[str, str, Case]]:
         ("hello with generation 65537", "hello of a joiner", {"generation": 65537}),
         ("hello with an invite of 8193 bytes", "hello of a joiner", {"invite": "x" * 8193}),
         ("hello with an invite of nil", "hello of a joiner", {"invite": None}),
-        ("welcome with 65 announcements", "welcome by a joiner", {"known": [b"x"] * 65}),
-        ("welcome with a map of announcements", "welcome by a joiner", {"known": {}}),
+        ("hello with 9 passes", "hello of a member", {"passes": [b"x"] * 9}),
+        ("hello with an empty pass", "hello of a member", {"passes": [b""]}),
+        ("hello with a pass of 1025 bytes", "hello of a member", {"passes": [bytes(1025)]}),
+        ("hello with a pass as text", "hello of a member", {"passes": ["x"]}),
+        ("hello without passes", "hello of a joiner", {"passes": ...}),
+        ("welcome with 65 announcements", "welcome by a member", {"known": [b"x"] * 65}),
+        ("welcome with a map of announcements", "welcome by a member", {"known": {}}),
+        ("welcome with a grant of nil", "welcome by a member", {"granted": None}),
+        ("welcome with a grant of 1025 bytes", "welcome by a member", {"granted": bytes(1025)}),
+        ("welcome without a revocation", "welcome by a member", {"revocation": ...}),
+        ("welcome with a revocation of 49153 bytes", "welcome by a member", {"revocation": bytes(49153)}),
+        ("route_table with 257 routes", "route_table", {"routes": [{"model": "m", "context_tokens": 1}] * 257}),
+        ("route_table with a route without a context", "route_table", {"routes": [{"model": "m"}]}),
+        ("route_table with a control character", "route_table", {"routes": [{"model": "\x1b", "context_tokens": 1}]}),
         ("refusal with a code of 65 bytes", "refusal", {"code": "c" * 65}),
         ("refusal with a message of 1025 bytes", "refusal", {"message": "m" * 1025}),
         ("load_stage with a run id of 15 bytes", "load_stage", {"run_id": bytes(15)}),
@@ -297,6 +423,20 @@ def broken_fields() -> list[tuple[str, str, Case]]:
         ("fetch_artifact with a digest in upper case", "fetch_artifact", {"digest": "AB" * 32}),
         ("artifact_chunk as text", "artifact_chunk", {"data": "GGUF"}),
         ("artifact_chunk without data", "artifact_chunk", {"data": ...}),
+        ("link_probe of no bytes", "link_probe", {"size_bytes": 0}),
+        ("link_probe of 262145 bytes", "link_probe", {"size_bytes": 262_145}),
+        ("link_probe of a negative size", "link_probe", {"size_bytes": -1}),
+        ("link_probe of a size as float", "link_probe", {"size_bytes": 1024.0}),
+        ("link_bytes without a byte", "link_bytes", {"data": b""}),
+        ("link_bytes of 32769 bytes", "link_bytes", {"data": bytes(32_769)}),
+        ("link_bytes as text", "link_bytes", {"data": "x"}),
+        ("identity_query without an incarnation", "identity_query", {"incarnation": ...}),
+        ("identity_query with an incarnation of nil", "identity_query", {"incarnation": None}),
+        ("identity_query with an incarnation beyond 2^53", "identity_query", {"incarnation": 2**53 + 1}),
+        ("identity_answer with three announcements", "identity_answer", {"announcements": [b"x"] * 3}),
+        ("identity_answer with an empty announcement", "identity_answer", {"announcements": [b""]}),
+        ("identity_answer with an announcement as text", "identity_answer", {"announcements": ["x"]}),
+        ("identity_answer of nil", "identity_answer", {"announcements": None}),
         ("generate without sampling", "generate from text", {"sampling": ...}),
         ("generate with sampling nil", "generate from text", {"sampling": None}),
         ("generate with a NaN temperature", "generate from text", {"sampling": {**sampling, "temperature": nan}}),
@@ -651,6 +791,8 @@ def main() -> None:
     write("control", control_document())
     write("stage_frames", stage_document())
     write("invites", invites())
+    write("passes", passes())
+    write("revocations", revocations())
     write("announcements", announcements())
     write("activations", activations())
     write("ownership_claims", ownership_claims())

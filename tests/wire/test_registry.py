@@ -14,7 +14,18 @@ from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import MeshId
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
-from p2pmesh.wire import announcement, begin, control, invite, ownership, signed, stage
+from p2pmesh.wire import (
+    announcement,
+    begin,
+    control,
+    invite,
+    membership_pass,
+    ownership,
+    requirements,
+    revocation,
+    signed,
+    stage,
+)
 from p2pmesh.wire.generation import FinishReason
 from tests.wire import vectors
 
@@ -24,7 +35,11 @@ CONTROL_TEXT = (PROTOCOLS / "mesh-llm-1.md").read_text()
 STAGE_TEXT = (PROTOCOLS / "skippy-stage-2.md").read_text()
 RECORDS = {
     "envelope": signed.Envelope,
+    "requirements": requirements.MeshRequirements,
     "invite": invite.Invite,
+    "membership_pass": membership_pass.MembershipPass,
+    "revocation": revocation.Revocation,
+    "route_entry": control.RouteEntry,
     "announcement": announcement.Announcement,
     "served_model": announcement.ServedModel,
     "held_model": announcement.HeldModel,
@@ -79,10 +94,14 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         "model_topic": announcement.model_topic_of(mesh, "d" * 64)
         .replace(mesh, "<mesh id>")
         .replace("d" * 16, "<first 16 digits of the digest>"),
+        "revocation_topic": revocation.topic_of(mesh).replace(mesh, "<mesh id>"),
         "generation": limits.PROTOCOL_GENERATION,
         "frame_version": stage.VERSION,
     }
     assert REGISTRY["domains"]["invite"] == invite.DOMAIN.decode()
+    assert REGISTRY["domains"]["membership_pass"] == membership_pass.DOMAIN.decode()
+    assert REGISTRY["domains"]["revocation"] == revocation.DOMAIN.decode()
+    assert REGISTRY["pass"] == {"life_ms": membership_pass.LIFE_MS, "clock_skew_ms": membership_pass.CLOCK_SKEW_MS}
     assert REGISTRY["domains"]["announcement"] == announcement.DOMAIN.decode()
     assert REGISTRY["invite"] == {
         "prefix": invite.PREFIX,
@@ -133,7 +152,8 @@ def test_the_announcement_and_invite_documents_name_every_field() -> None:
             "announcement.md",
             (announcement.Announcement, announcement.ServedModel, announcement.HeldModel, announcement.Link),
         ),
-        ("invite.md", (invite.Invite,)),
+        ("invite.md", (invite.Invite, requirements.MeshRequirements)),
+        ("membership.md", (membership_pass.MembershipPass, revocation.Revocation)),
     ):
         text = (PROTOCOLS / document).read_text()
         assert [f.name for cls in classes for f in fields(cls) if f"`{f.name}`" not in text] == []
@@ -175,7 +195,8 @@ def test_codes_named_in_a_document_exist(path: Path) -> None:
     looks_like_code = (
         r"`((?:frame|message|invite|signature|request|artifact)_[a-z_]+|[a-z]+_(?:unknown|invalid|exceeded))`"
     )
-    known = {*ErrorCode, *REGISTRY["messages"], *(f.name for cls in control.KINDS.values() for f in fields(cls))}
+    records = (*control.KINDS.values(), *RECORDS.values())
+    known = {*ErrorCode, *REGISTRY["messages"], *(f.name for cls in records for f in fields(cls))}
     assert set(re.findall(looks_like_code, text)) - known == set()
 
 

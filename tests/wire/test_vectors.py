@@ -9,13 +9,15 @@ import pytest
 
 from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.wire import announcement, begin, control, invite, stage
+from p2pmesh.wire import announcement, begin, control, invite, membership_pass, revocation, stage
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, peer_id_of, verify
 
 CONTROL = vectors.load("control")
 FRAMES = vectors.load("stage_frames")
 INVITES = vectors.load("invites")
+PASSES = vectors.load("passes")
+REVOCATIONS = vectors.load("revocations")
 ANNOUNCEMENTS = vectors.load("announcements")
 ACTIVATIONS = vectors.load("activations")
 KEYS = {key.name: key for key in (FOUNDER, JOINER, STRANGER)}
@@ -62,7 +64,9 @@ def code_of(error: pytest.ExceptionInfo[RemoteProtocolError]) -> str:
     return error.value.code.value
 
 
-@pytest.mark.parametrize("document", [CONTROL, FRAMES, INVITES, ANNOUNCEMENTS], ids=lambda d: d.get("protocol", "-"))
+@pytest.mark.parametrize(
+    "document", [CONTROL, FRAMES, INVITES, PASSES, REVOCATIONS, ANNOUNCEMENTS], ids=lambda d: d.get("protocol", "-")
+)
 def test_more_invalid_than_valid_cases_with_unique_names(document: dict[str, Any]) -> None:
     assert len(document["invalid"]) > len(document["valid"])
     names = [case["name"] for group in ("valid", "invalid") for case in document[group]]
@@ -127,6 +131,7 @@ def test_a_valid_invite_reads_and_writes_the_same(case: dict[str, Any]) -> None:
     decoded = invite.decode_invite(case["invite"], verify)
     invite.check_invite_time(decoded, UnixMillis(case["now_unix_ms"]))
     assert vectors.to_json(decoded) == case["value"]
+    assert decoded.mesh_id == case["mesh_id"]
     record = vectors.from_json(invite.Invite, case["value"])
     assert invite.encode_invite(record, FOUNDER.public_key, FOUNDER.sign) == case["invite"]
 
@@ -135,6 +140,41 @@ def test_a_valid_invite_reads_and_writes_the_same(case: dict[str, Any]) -> None:
 def test_an_invalid_invite_is_refused_with_its_code(case: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError) as error:
         invite.check_invite_time(invite.decode_invite(case["invite"], verify), UnixMillis(case.get("now_unix_ms", 0)))
+    assert code_of(error) == case["error"]
+
+
+@cases(PASSES, "valid")
+def test_a_valid_pass_reads_and_writes_the_same(case: dict[str, Any]) -> None:
+    signed = membership_pass.decode_pass(vectors.case_bytes(case), verify, peer_id_of)
+    signer = KEYS[case["signer"]]
+    assert vectors.to_json(signed.granted) == case["value"]
+    assert (signed.signer, signed.signer_key) == (signer.peer_id, signer.public_key)
+    written = membership_pass.encode_pass(signed.granted, signer.public_key, signer.sign)
+    assert written == vectors.case_bytes(case)
+
+
+@cases(PASSES, "invalid")
+def test_an_invalid_pass_is_refused_with_its_code(case: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError) as error:
+        membership_pass.decode_pass(vectors.case_bytes(case), verify, peer_id_of)
+    assert code_of(error) == case["error"]
+
+
+def decode_revocation(data: bytes) -> revocation.Revocation:
+    return revocation.decode_revocation(data, FOUNDER.public_key, FOUNDER.mesh_id, verify)
+
+
+@cases(REVOCATIONS, "valid")
+def test_a_valid_revocation_reads_and_writes_the_same(case: dict[str, Any]) -> None:
+    record = decode_revocation(vectors.case_bytes(case))
+    assert vectors.to_json(record) == case["value"]
+    assert revocation.encode_revocation(record, FOUNDER.public_key, FOUNDER.sign) == vectors.case_bytes(case)
+
+
+@cases(REVOCATIONS, "invalid")
+def test_an_invalid_revocation_is_refused_with_its_code(case: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError) as error:
+        decode_revocation(vectors.case_bytes(case))
     assert code_of(error) == case["error"]
 
 
@@ -168,8 +208,13 @@ def test_proofs_inside_hello_and_welcome_hold(kind: str) -> None:
         message = vectors.read_control(vectors.case_bytes(case))
         speaker = decode_announcement(message.announcement)
         assert speaker.mesh_id == message.mesh_id
-        if message.invite:
-            assert invite.decode_invite(message.invite, verify).mesh_id == message.mesh_id
+        shown = getattr(message, "invite", "")
+        signers = [membership_pass.decode_pass(sealed, verify, peer_id_of) for sealed in message.passes]
+        if shown:
+            assert invite.decode_invite(shown, verify).mesh_id == message.mesh_id
+        elif signers:
+            assert [signed.granted.peer_id for signed in signers] == [speaker.peer_id]
+            assert signers[-1].signer == FOUNDER.peer_id
         else:
             assert speaker.peer_id == FOUNDER.peer_id
 
