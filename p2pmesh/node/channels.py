@@ -16,6 +16,7 @@ from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
 from p2pmesh.ports.network import ByteStream
 from p2pmesh.wire.control import Refusal, decode_control, decode_varint, encode_control
 from p2pmesh.wire.stage import (
+    HEADER_BYTES,
     LENGTH_BYTES,
     FrameKind,
     StageFrame,
@@ -72,13 +73,17 @@ class MessageStream:
 
     async def receive(self, timeout_s: float) -> Any:
         """The next message; ``RemoteProtocolError`` for a bad one."""
-        with _deadline(timeout_s, self.remote_peer, "does not answer"):
-            length = None
-            prefix = b""
-            while length is None:
-                prefix += await self._stream.receive_exactly(1)
-                length = decode_varint(prefix, self._limit_bytes)
-            return decode_control(await self._stream.receive_exactly(length))
+        try:
+            with _deadline(timeout_s, self.remote_peer, "does not answer"):
+                length = None
+                prefix = b""
+                while length is None:
+                    prefix += await self._stream.receive_exactly(1)
+                    length = decode_varint(prefix, self._limit_bytes)
+                return decode_control(await self._stream.receive_exactly(length))
+        except RemoteProtocolError as error:
+            error.culprit = self.remote_peer
+            raise
 
     async def expect(self, kind: type[M], timeout_s: float) -> M:
         """The next message, which must be of ``kind``; a refusal is raised as the error it carries."""
@@ -86,9 +91,8 @@ class MessageStream:
         if isinstance(message, Refusal):
             raise error_of(message)
         if not isinstance(message, kind):
-            raise RemoteProtocolError(
-                ErrorCode.MESSAGE_UNEXPECTED, f"{type(message).__name__} where {kind.__name__} was due"
-            )
+            text = f"{type(message).__name__} where {kind.__name__} was due"
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text, culprit=self.remote_peer)
         return message
 
     async def finish(self) -> None:
@@ -126,8 +130,21 @@ class FrameStream:
 
     async def receive(self) -> StageFrame:
         """The next frame. No deadline: an idle stage hears nothing; a dead peer ends the stream."""
-        length = decode_length(await self._stream.receive_exactly(LENGTH_BYTES))
-        return decode_frame(await self._stream.receive_exactly(length))
+        try:
+            length = decode_length(await self._stream.receive_exactly(LENGTH_BYTES))
+            return decode_frame(self._stream.receive_nowait(length) or await self._stream.receive_exactly(length))
+        except RemoteProtocolError as error:
+            error.culprit = self.remote_peer
+            raise
+
+    async def receive_opening(self) -> StageFrame:
+        """The first frame of a stream, which has no body: whoever opened it need not be who may send one."""
+        try:
+            length = _opening_length(await self._stream.receive_exactly(LENGTH_BYTES))
+            return decode_frame(await self._stream.receive_exactly(length))
+        except RemoteProtocolError as error:
+            error.culprit = self.remote_peer
+            raise
 
     async def finish(self) -> None:
         """Half-closes."""
@@ -136,6 +153,13 @@ class FrameStream:
     async def reset(self) -> None:
         """Aborts."""
         await self._stream.reset()
+
+
+def _opening_length(prefix: bytes) -> int:
+    length = decode_length(prefix)
+    if length > HEADER_BYTES:
+        raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, "a stream opens with a frame without a body")
+    return length
 
 
 class _deadline:  # noqa: N801 - reads as the statement it is

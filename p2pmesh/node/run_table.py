@@ -48,14 +48,20 @@ class RunTable:
 
     async def _serve(self, raw: ByteStream) -> None:
         stream = FrameStream(raw)
+        peer = raw.remote_peer
         try:
-            if not await self._overlay.wait_admitted(raw.remote_peer):
-                raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, "a stage stream of a peer that is not admitted")
+            await self._overlay.conduct.take_turn(peer)
+            if not await self._overlay.wait_admitted(peer):
+                text = "a stage stream of a peer that is not admitted"
+                raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, text, culprit=peer)
             with trio.fail_after(FIRST_FRAME_TIMEOUT_S):
-                first = await stream.receive()
+                first = await stream.receive_opening()
             run = self.find(first.run_id)
             if run is None:
                 raise RemoteProtocolError(ErrorCode.STAGE_UNKNOWN, "no stage of this run here")
             await run.serve_inbound(stream, first)
-        except (P2PMeshError, trio.TooSlowError):
+        except P2PMeshError as error:
+            self._overlay.conduct.note_error(error)
+            await stream.reset()
+        except trio.TooSlowError:
             await stream.reset()

@@ -111,6 +111,7 @@ class StageRun:
         try:
             await task(*arguments)
         except P2PMeshError as error:
+            self._overlay.conduct.note_error(error)
             self.fail(error)
 
     async def _close(self) -> None:
@@ -150,7 +151,8 @@ class StageRun:
             self._check_sender(stream, len(self.load.stages) - 1)
             await self._guarded(self._follow_backward, stream)
         else:
-            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{first.kind.name} opens no stream here")
+            text = f"{first.kind.name} opens no stream here"
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, text, culprit=stream.remote_peer)
 
     async def _serve_upstream(self, stream: FrameStream, first: StageFrame) -> None:
         if self.is_driver or first.position != self.load.index - 1:
@@ -170,7 +172,7 @@ class StageRun:
     def _check_sender(self, stream: FrameStream, index: int) -> None:
         if stream.remote_peer != self.load.stages[index].peer_id:
             text = f"peer {stream.remote_peer} does not hold stage {index} of this run"
-            raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, text)
+            raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, text, culprit=stream.remote_peer)
 
     # --- forward -------------------------------------------------------------------
     async def _follow_forward(self, stream: FrameStream) -> None:

@@ -1,11 +1,14 @@
 """Which peers are connected, and what the node has been told of it."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import trio
 
 from p2pmesh.base.ids import PeerId
-from p2pmesh.ports.network import ConnectionEvent, PeerConnected, PeerDisconnected
+from p2pmesh.ports.network import ConnectionEvent, FaultKind, PeerConnected, PeerDisconnected, PeerFault
+
+MAX_QUEUED_FAULTS = 256
 
 
 @dataclass(slots=True)
@@ -15,6 +18,27 @@ class _Knowledge:
     was_told_connected: bool = False
     was_lost: bool = False
     """Disconnected since the node was told that it is connected."""
+
+
+class PeerFaults:
+    """Reports of what authenticated peers do wrong; the oldest go first when nobody listens."""
+
+    def __init__(self) -> None:
+        self._faults: deque[PeerFault] = deque(maxlen=MAX_QUEUED_FAULTS)
+        self._news = trio.Event()
+
+    def put(self, peer: PeerId, kind: FaultKind) -> None:
+        """Reports one."""
+        self._faults.append(PeerFault(peer, kind))
+        self._news.set()
+        self._news = trio.Event()
+
+    async def next(self) -> PeerFault:
+        """Waits for the next."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._faults:
+            await self._news.wait()
+        return self._faults.popleft()
 
 
 class ConnectionEvents:

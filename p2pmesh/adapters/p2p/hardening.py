@@ -22,12 +22,14 @@ import importlib.metadata
 import logging
 import socket as stdlib_socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import libp2p.identity.identify.identify as libp2p_identify
 import libp2p.network.connection.swarm_connection as libp2p_swarm_connection
 import libp2p.transport.tcp.tcp as libp2p_tcp
 import trio
+from google.protobuf.message import DecodeError
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
 from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.host.basic_host import BasicHost
@@ -48,14 +50,19 @@ from multiaddr import Multiaddr
 
 import p2pmesh
 from p2pmesh.adapters.p2p.deadlines import shielded_for
+from p2pmesh.adapters.p2p.doorway import Doorway, Gate, source_of
+from p2pmesh.adapters.p2p.events import PeerFaults
+from p2pmesh.adapters.p2p.keys import peer_id_of
 from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
 from p2pmesh.adapters.p2p.noise import NoiseChannel
+from p2pmesh.adapters.p2p.yamux import MEMBER_LIMITS, STRANGER_LIMITS, Vigilance, YamuxConnection
 from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
-from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection
 from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.limits import MAX_UNADMITTED_PEERS
+from p2pmesh.ports.network import FaultKind
 
 LIBP2P_VERSION = "0.8.1"
-MAX_CONNECTIONS_PER_PEER = 4
+MAX_CONNECTIONS_PER_PEER = 2
 """Two peers that dial each other at once have two; more serve nobody."""
 MAX_GOSSIP_CONTROLS = 256
 """Entries of each control list (IHAVE, IWANT, GRAFT, PRUNE) in one gossip message."""
@@ -169,11 +176,14 @@ class HardenedUpgrader(TransportUpgrader):
     """Upgrades with our multiplexer; the stock one builds py-libp2p's whatever is registered."""
 
     vigilance = Vigilance()
+    gate = Gate()
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """A yamux connection over a noise channel; ``MuxerUpgradeFailure``."""
         if not isinstance(conn, NoiseChannel):
             raise MuxerUpgradeFailure("the connection is not a noise channel")
+        if self.gate.is_banned(peer_id):
+            raise MuxerUpgradeFailure("the peer is banned")
         try:
             with trio.fail_after(MUXER_TIMEOUT_S):
                 await self._agree_on_yamux(conn)
@@ -196,6 +206,10 @@ class HardenedSwarm(Swarm):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.auto_connector = IdleAutoConnector(self)
+        self.gate = Gate()
+        self.peer_faults = PeerFaults()
+        self.doorway = Doorway(self.gate.is_spared)
+        self._strangers: dict[YamuxConnection, None] = {}
 
     @property
     def manager(self) -> Any:
@@ -203,18 +217,91 @@ class HardenedSwarm(Swarm):
         return _GuardedManager(super().manager)
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Registers a connection; ``SwarmException`` if the peer has enough of them."""
-        if len(self.get_connections(muxed_conn.peer_id)) >= MAX_CONNECTIONS_PER_PEER:
-            await muxed_conn.close()
-            raise SwarmException(f"{muxed_conn.peer_id} has {MAX_CONNECTIONS_PER_PEER} connections already")
+        """Registers a connection; ``SwarmException`` if the peer has enough of them or is banned."""
+        if not isinstance(muxed_conn, YamuxConnection):
+            raise SwarmException("the connection is not ours")
+        if isinstance(muxed_conn.secured_conn, NoiseChannel):
+            self.doorway.leave(muxed_conn.secured_conn.raw)
+        self._make_room_for(muxed_conn.peer_id)
+        refusal = self._why_refused(muxed_conn.peer_id)
+        if refusal is not None:
+            muxed_conn.abort(refusal)
+            raise SwarmException(refusal)
+        muxed_conn.on_fault = partial(self.peer_faults.put, peer_id_of(muxed_conn.peer_id))
+        if not self.gate.is_admitted(muxed_conn.peer_id):
+            muxed_conn.limits = STRANGER_LIMITS
+            if not muxed_conn.is_initiator:
+                self._count_stranger(muxed_conn)
         return await super().add_conn(muxed_conn, direction)
+
+    def connections_of(self, peer: ID) -> list[YamuxConnection]:
+        """Those that libp2p has registered."""
+        found = (connection.muxed_conn for connection in self.get_connections(peer))
+        return [muxed for muxed in found if isinstance(muxed, YamuxConnection)]
+
+    def admit(self, peer: ID) -> None:
+        """Gives the connections of a peer, also later ones, the limits of a member, as long as it has any."""
+        connections = self.connections_of(peer)
+        if connections:
+            self.gate.admit(peer, frozenset(source_of(muxed.get_remote_address()) for muxed in connections))
+        for muxed in connections:
+            muxed.limits = MEMBER_LIMITS
+            self._strangers.pop(muxed, None)
+
+    def ban(self, peer: ID) -> None:
+        """Cuts a peer off, and keeps it out."""
+        self.gate.ban(peer)
+        for muxed in self.connections_of(peer):
+            muxed.abort("the peer is banned")
+
+    def _why_refused(self, peer: ID) -> str | None:
+        if self.gate.is_banned(peer):
+            return "the peer is banned"
+        if len(self.connections_of(peer)) >= MAX_CONNECTIONS_PER_PEER:
+            self.peer_faults.put(peer_id_of(peer), FaultKind.FLOOD)
+            return f"{peer} has {MAX_CONNECTIONS_PER_PEER} connections already"
+        return None
+
+    def _make_room_for(self, peer: ID) -> None:
+        """A peer that comes back before we notice that its old connections are dead must not be kept out by them."""
+        standing = [muxed for muxed in self.connections_of(peer) if not muxed.is_closed]
+        if len(standing) >= MAX_CONNECTIONS_PER_PEER:
+            silent = next((muxed for muxed in standing if muxed.is_silent), None)
+            if silent is not None:
+                silent.abort("the peer came back on another connection")
+
+    def _count_stranger(self, muxed_conn: YamuxConnection) -> None:
+        """The oldest gives way: silent strangers must not lock members out."""
+        if len(self._strangers) >= MAX_UNADMITTED_PEERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.abort("newer connections need the room")
+        self._strangers[muxed_conn] = None
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
         """Serves an inbound connection to its end: only then may the caller give its inbound slot back."""
-        muxed_conn = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        muxed_conn = await self._shake_hands(raw_conn, maddr)
         if isinstance(muxed_conn, YamuxConnection):
-            await muxed_conn.event_closed.wait()
+            try:
+                await muxed_conn.event_closed.wait()
+            finally:
+                self._strangers.pop(muxed_conn, None)
         raise SwarmException("the connection has ended")
+
+    async def _shake_hands(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn | None:
+        """The upgraded connection; None when it was given up for others, took too long, or found no place."""
+        visit = self.doorway.enter(raw_conn, source_of(raw_conn.get_remote_address()))
+        muxed_conn: IMuxedConn | None = None
+        if visit is not None:
+            try:
+                with visit.scope:
+                    muxed_conn = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+            finally:
+                self.doorway.leave(raw_conn)
+        if muxed_conn is None:
+            with shielded_for(RESET_TIMEOUT_S):
+                await raw_conn.close()
+        return muxed_conn
 
 
 class IdleAutoConnector(AutoConnector):
@@ -273,6 +360,9 @@ class HardenedPubsub(Pubsub):
             await super().stream_handler(stream)
         except Exception as error:  # noqa: BLE001  protobuf and crypto raise many kinds
             faults.note("pubsub", error)
+            network = self.host.get_network()
+            if isinstance(error, DecodeError) and isinstance(network, HardenedSwarm):
+                network.peer_faults.put(peer_id_of(stream.muxed_conn.peer_id), FaultKind.INVALID)
             with shielded_for(RESET_TIMEOUT_S):
                 await stream.reset()
             self._handle_dead_peer(stream.muxed_conn.peer_id)

@@ -43,7 +43,7 @@ from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.ports.network import ConnectionEvent, PathKind, StreamServer, Subscription
+from p2pmesh.ports.network import ConnectionEvent, PathKind, PeerFault, StreamServer, Subscription
 
 MAX_CONNECTIONS = 512
 START_TIMEOUT_S = 10.0
@@ -82,6 +82,8 @@ class Libp2pNetwork:
         target = libp2p_id(peer)
         if peer == self._peer_id:
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, "that address leads to this node itself")
+        if self._swarm.gate.is_banned(target):
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"peer {peer} is banned here for what it did")
         usable = dialable(peer, addresses)
         with trio.move_on_after(timeout_s):
             while peer in self._dialling:
@@ -135,6 +137,25 @@ class Libp2pNetwork:
         with suppress(P2PMeshError):
             await self._close_all(self._swarm.get_connections(libp2p_id(peer)))
 
+    def admit(self, peer: PeerId) -> None:
+        """Gives the connections of a peer the limits of a member."""
+        with suppress(P2PMeshError):
+            self._swarm.admit(libp2p_id(peer))
+
+    def ban(self, peer: PeerId) -> None:
+        """Cuts a peer off, and each new connection of it as soon as it has proved its identity."""
+        with suppress(P2PMeshError):
+            self._swarm.ban(libp2p_id(peer))
+
+    def unban(self, peer: PeerId) -> None:
+        """Lets a peer connect again."""
+        with suppress(P2PMeshError):
+            self._swarm.gate.unban(libp2p_id(peer))
+
+    async def peer_fault(self) -> PeerFault:
+        """Waits for the next report of a peer that broke a rule of a connection."""
+        return await self._swarm.peer_faults.next()
+
     async def _close_all(self, connections: list[INetConn]) -> None:
         async with trio.open_nursery() as nursery:
             for connection in connections:
@@ -178,6 +199,7 @@ class Libp2pNetwork:
         connection = self._connection(libp2p_id(peer))
         if connection is None:
             raise PeerUnavailable(ErrorCode.PEER_LOST, f"there is no connection to peer {peer}; dial it first")
+        connection.expect_answers()
         stream: YamuxStream | None = None
         is_agreed = False
         try:
@@ -246,6 +268,7 @@ class _ConnectionWatch(INotifee):
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         peer = conn.muxed_conn.peer_id
         if not self._swarm.get_connections(peer):
+            self._swarm.gate.forget(peer)
             self._events.disconnected(peer_id_of(peer))
             with suppress(PeerStoreError):
                 self._swarm.peerstore.clear_peerdata(peer)
@@ -383,6 +406,8 @@ def _build_host(
             high_watermark=max_connections,
         ),
     )
+
+    upgrader.gate = swarm.gate
 
     def announce(bound: list[Multiaddr]) -> list[Multiaddr]:
         peer = peer_id_of(own_id)

@@ -32,8 +32,9 @@ from libp2p.stream_muxer.exceptions import (
 from multiaddr import Multiaddr
 
 from p2pmesh.adapters.p2p.noise import MAX_RECORD_PLAINTEXT_BYTES, NoiseChannel
-from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
+from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_STREAMS_PER_PEER
 from p2pmesh.base.quantities import KIB, MIB
+from p2pmesh.ports.network import FaultKind
 
 PROTOCOL_ID = "/yamux/1.0.0"
 
@@ -72,8 +73,33 @@ class Vigilance:
     max_silent: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What the peer of one connection may have.
+
+    ``held_bytes`` bounds what has arrived and nobody has read yet, over all streams. Without it a member could fill
+    its windows (streams x 256 KiB, and 32 MiB of growth), and the largest message that a reader waits for on each
+    stream besides.
+    """
+
+    streams: int = MAX_STREAMS_PER_PEER
+    held_bytes: int = 192 * MIB
+    unsent_answer_bytes: int = MAX_UNSENT_ANSWER_BYTES
+
+
+MEMBER_LIMITS = ConnectionLimits()
+STRANGER_LIMITS = ConnectionLimits(streams=16, held_bytes=512 * KIB, unsent_answer_bytes=256 * KIB)
+"""Before admission there are identify, ping, gossip's greeting and one hello."""
+ASKED_LIMITS = ConnectionLimits(streams=16, held_bytes=2 * MAX_CONTROL_MESSAGE_BYTES)
+"""Of a stranger that we have opened a stream to ourselves: a welcome is as large as any message."""
+
+
 class _ProtocolViolation(Exception):
     """The peer sent what yamux forbids."""
+
+
+class _Excess(_ProtocolViolation):
+    """The peer takes more than it may have."""
 
 
 class _FramePart(NamedTuple):
@@ -146,6 +172,7 @@ class YamuxStream(IMuxedStream):
         self._credited_at: float | None = None
         self._is_sent_finished = self._is_received_finished = False
         self._failure: str | None = None
+        self._is_forgotten = False
         self._readers = trio.lowlevel.ParkingLot()
         self._writers = trio.lowlevel.ParkingLot()
         self._sending = trio.Lock()
@@ -192,6 +219,8 @@ class YamuxStream(IMuxedStream):
                 self._wanted = 0
 
     def _take(self, count: int) -> bytes:
+        if not self._is_forgotten:
+            self.muxed_conn.held_bytes -= count
         if count == len(self._received):
             data = bytes(self._received)
             self._received.clear()
@@ -290,7 +319,7 @@ class YamuxStream(IMuxedStream):
         self.finish()
         if not self._is_received_finished and self._failure is None:
             self.abandoned_at = trio.current_time()
-        self._received.clear()
+        self._drop_received()
 
     def abort(self) -> None:
         """Reset both directions now."""
@@ -299,9 +328,19 @@ class YamuxStream(IMuxedStream):
         is_over = self._is_sent_finished and self._is_received_finished
         if not is_over:
             self.muxed_conn.send_control(WINDOW_UPDATE, RST, self.stream_id, 0)
-        self._received.clear()
+        self._drop_received()
         self._is_received_finished = False
         self.break_off("the stream was reset here")
+
+    def _drop_received(self) -> None:
+        if not self._is_forgotten:
+            self.muxed_conn.held_bytes -= len(self._received)
+        self._received.clear()
+
+    def forgotten(self) -> int:
+        """The connection counts the stream no more; the bytes that it holds still, which its reader may yet take."""
+        self._is_forgotten = True
+        return len(self._received)
 
     async def close(self) -> None:
         """libp2p's name for ``finish``."""
@@ -329,6 +368,7 @@ class YamuxStream(IMuxedStream):
         if self.abandoned_at is not None or self._failure is not None:
             return
         self._received += data
+        self.muxed_conn.hold(len(data))
         if len(self._received) >= self._wanted:
             self._readers.unpark_all()
         else:
@@ -391,6 +431,11 @@ class YamuxConnection(IMuxedConn):
         self.on_close: Callable[[], Awaitable[None]] | None = None
         self.round_trip_s: float | None = None
         self.newest_round_trip_s: float | None = None
+        self.limits = MEMBER_LIMITS
+        self.held_bytes = 0
+        """Bytes that have arrived on streams that stand and wait for their readers."""
+        self.on_fault: Callable[[FaultKind], None] | None = None
+        """Told once, when the peer breaks the protocol or takes more than it may have."""
         self._channel = channel
         self._vigilance = vigilance or Vigilance()
         self._streams: dict[int, YamuxStream] = {}
@@ -423,6 +468,11 @@ class YamuxConnection(IMuxedConn):
         return self.event_closed.is_set()
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the peer has left a ping unanswered and said nothing since."""
+        return self._silent_pings > 1
+
+    @property
     def is_congested(self) -> bool:
         """Whether a writer of data has to ``wait_for_room``."""
         return not self._channel.has_room
@@ -447,6 +497,7 @@ class YamuxConnection(IMuxedConn):
         except ConnectionClosedError as error:
             self._die(str(error))
         except _ProtocolViolation as error:
+            self._tell_fault(FaultKind.FLOOD if isinstance(error, _Excess) else FaultKind.INVALID)
             self._say_good_bye(GO_AWAY_PROTOCOL_ERROR)
             self._die(f"the peer broke the yamux protocol: {error}")
         self._scope.cancel()
@@ -459,6 +510,17 @@ class YamuxConnection(IMuxedConn):
                 await self._channel.wait_until_flushed()
         self._die("the connection was closed here")
         await trio.lowlevel.checkpoint()
+
+    def abort(self, reason: str) -> None:
+        """Says good-bye and closes at once, whatever is unsent."""
+        if not self.is_closed:
+            self._say_good_bye(GO_AWAY_NORMAL)
+            self._die(reason)
+
+    def _tell_fault(self, kind: FaultKind) -> None:
+        if self.on_fault is not None:
+            self.on_fault(kind)
+            self.on_fault = None
 
     def _say_good_bye(self, code: int) -> None:
         if not self._is_leaving:
@@ -504,6 +566,18 @@ class YamuxConnection(IMuxedConn):
         """Takes a stream that is over out of the table."""
         if self._streams.pop(stream.stream_id, None) is not None:
             self._window_growth -= stream.window_growth
+            self.held_bytes -= stream.forgotten()
+
+    def expect_answers(self) -> None:
+        """We ask the peer something: a stranger may answer at length."""
+        if self.limits is STRANGER_LIMITS:
+            self.limits = ASKED_LIMITS
+
+    def hold(self, count: int) -> None:
+        """``count`` bytes more wait for their readers; ``_ProtocolViolation`` beyond what the peer may make us hold."""
+        self.held_bytes += count
+        if self.held_bytes > self.limits.held_bytes:
+            raise _Excess(f"more than {self.limits.held_bytes} bytes wait for their readers")
 
     def grow_window(self, window: int, credited_at: float | None) -> int:
         """Bytes by which a stream's window may grow: it doubles while the reader takes half of it within 4 RTT."""
@@ -522,7 +596,8 @@ class YamuxConnection(IMuxedConn):
 
     def send_control(self, kind: int, flags: int, stream_id: int, value: int) -> None:
         """One frame without a body; a peer that lets these pile up is cut off."""
-        if self._channel.unsent_bytes > MAX_UNSENT_ANSWER_BYTES:
+        if self._channel.unsent_bytes > self.limits.unsent_answer_bytes:
+            self._tell_fault(FaultKind.FLOOD)
             self._die("the peer does not read")
         self._submit(_HEADER.pack(0, kind, flags, stream_id, value))
 
@@ -574,7 +649,8 @@ class YamuxConnection(IMuxedConn):
         if stream_id == 0 or (stream_id % 2 == 1) == self.is_initiator or stream_id in self._streams:
             raise _ProtocolViolation("a stream id that is not the peer's to open")
         inbound = sum(stream.is_inbound for stream in self._streams.values())
-        if inbound >= MAX_STREAMS_PER_PEER or len(self._accepted) >= MAX_STREAMS_PER_PEER or self._is_leaving:
+        limit = self.limits.streams
+        if inbound >= limit or len(self._accepted) >= limit or self._is_leaving:
             self.send_control(WINDOW_UPDATE, RST, stream_id, 0)
             return
         stream = YamuxStream(self, stream_id)

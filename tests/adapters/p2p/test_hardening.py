@@ -249,12 +249,13 @@ async def test_streams_with_a_stock_host_both_ways(node: Libp2pNetwork, size: in
         guest.set_stream_handler(TProtocol("/test/return/1"), return_all_of_stock)
         await dial(guest, node)
         with trio.fail_after(20):
-            there = await open_stream(guest, node, "/test/return/1")
-            nursery.start_soon(there.write, data)
-            assert await read_to_end(there) == data
             while not node.connected_peers():
                 await node.connection_event()
             (peer,) = node.connected_peers()
+            node.admit(peer)
+            there = await open_stream(guest, node, "/test/return/1")
+            nursery.start_soon(there.write, data)
+            assert await read_to_end(there) == data
             back = await node.open_stream(peer, "/test/return/1", 5.0)
             nursery.start_soon(back.send, data)
             assert await back.receive_exactly(len(data)) == data

@@ -49,6 +49,8 @@ async def connect(one: Network, other: Network) -> None:
     await one.dial(other.peer_id, other.addresses(), DEADLINE_S)
     while one.peer_id not in other.connected_peers():
         await other.connection_event()
+    one.admit(other.peer_id)
+    other.admit(one.peer_id)
 
 
 async def echo(stream: ByteStream) -> None:
