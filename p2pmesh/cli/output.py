@@ -129,6 +129,12 @@ def _shell_quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+def _describe_banned(event: Event) -> Iterator[str]:
+    minutes = max(1, round(event.fields["seconds"] / 60))
+    offence = event.fields["offence"].replace("_", " ")
+    yield f"peer {event.fields['peer_id']} is banned for {_count(minutes, 'minute')}: {offence}"
+
+
 def _describe_error(event: Event) -> Iterator[str]:
     yield f"p2pmesh: {event.fields['message']}"
 
@@ -148,6 +154,7 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.READY: _describe_ready,
     EventName.NOT_ROUTABLE: _describe_not_routable,
     EventName.SERVES_NOTHING: _describe_message,
+    EventName.PEER_BANNED: _describe_banned,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
 }

@@ -60,7 +60,6 @@ _OFFENCE_OF_CODE: dict[ErrorCode, Offence] = {
     ErrorCode.NOT_ADMITTED: Offence.PROOF_REFUSED,
     ErrorCode.NOT_IN_PLACEMENT: Offence.MESSAGE_UNEXPECTED,
     ErrorCode.FRAME_UNEXPECTED: Offence.MESSAGE_UNEXPECTED,
-    ErrorCode.CREDIT_EXCEEDED: Offence.FLOOD,
     ErrorCode.FRAME_LENGTH_INVALID: Offence.FRAME_INVALID,
     ErrorCode.FRAME_VERSION_UNSUPPORTED: Offence.FRAME_INVALID,
     ErrorCode.FRAME_KIND_UNKNOWN: Offence.FRAME_INVALID,
@@ -68,8 +67,8 @@ _OFFENCE_OF_CODE: dict[ErrorCode, Offence] = {
     ErrorCode.FRAME_COUNT_INVALID: Offence.FRAME_INVALID,
     ErrorCode.FRAME_POSITION_INVALID: Offence.FRAME_INVALID,
     ErrorCode.FRAME_FLAGS_INVALID: Offence.FRAME_INVALID,
-    ErrorCode.FRAME_VALUE_INVALID: Offence.FRAME_INVALID,
 }
+"""Not among them: credits and values of activations, which a stage passes on from those before it."""
 
 
 def offence_of(code: ErrorCode) -> Offence | None:

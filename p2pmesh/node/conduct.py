@@ -54,11 +54,12 @@ class Conduct:
         self._handle(conduct.Offended(peer, offence))
 
     def note_error(self, error: P2PMeshError) -> None:
-        """Counts an error whose culprit is known; any other is nobody's."""
+        """Counts an error whose culprit is known, once, however many hands it goes through; others are nobody's."""
         if isinstance(error, RemoteProtocolError) and error.culprit is not None:
+            culprit, error.culprit = PeerId(error.culprit), None
             offence = offence_of(error.code)
             if offence is not None:
-                self.note(PeerId(error.culprit), offence)
+                self.note(culprit, offence)
 
     def note_refused_proof(self, peer: PeerId, code: ErrorCode) -> None:
         """A hello was refused with ``code``."""

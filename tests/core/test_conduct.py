@@ -51,7 +51,8 @@ def test_codes_that_are_nobodys_fault_are_no_offences() -> None:
     for code in (ErrorCode.INTERNAL, ErrorCode.PEER_LOST, ErrorCode.OVERLOADED, ErrorCode.INVITE_EXPIRED):
         assert offence_of(code) is None
     assert offence_of(ErrorCode.SIGNATURE_INVALID) is FORGED
-    assert offence_of(ErrorCode.FRAME_VALUE_INVALID) is Offence.FRAME_INVALID
+    assert offence_of(ErrorCode.FRAME_KIND_UNKNOWN) is Offence.FRAME_INVALID
+    assert offence_of(ErrorCode.FRAME_VALUE_INVALID) is None
 
 
 def test_a_single_mistake_has_no_consequence() -> None:
