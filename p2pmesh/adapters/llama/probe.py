@@ -21,16 +21,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
+from p2pmesh.adapters.llama.findings import load_findings, store_findings
 
 DEFAULT_SPIN_COUNT = 2_000
 SPIN_CANDIDATES = (20_000, 2_000, 300)
 """OpenMP's own default is none of them: with one other busy process on two cores it made a step sixty times slower."""
 
 DEADLINE_SECONDS = 20.0
-_MAX_CACHE_BYTES = 4096
 _TIE = 1.04
 """Measurements are noisy, and what spins less suffers less from others on the machine: the shortest spin within this
 factor of the fastest is chosen."""
@@ -65,7 +64,7 @@ def probe(request: ProbeRequest, environment: Mapping[str, str]) -> ProbeFinding
         return cached
     findings, is_measured = _measure(request, environment)
     if is_measured:
-        _store(request, findings)
+        store_findings(Path(request.cache_directory), _name(request), asdict(findings))
     return findings
 
 
@@ -131,10 +130,10 @@ def _run_child(
         return _Run(None, "the probe's answer cannot be read")
 
 
-def _cache_file(request: ProbeRequest) -> Path:
+def _name(request: ProbeRequest) -> str:
     part = "whole" if request.is_first and request.is_last else "part"
     machine = "\n".join((request.digest, part, str(request.threads), str(request.gpu_layers), _machine()))
-    return Path(request.cache_directory) / f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}.json"
+    return f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}"
 
 
 def _machine() -> str:
@@ -148,22 +147,11 @@ def _machine() -> str:
 
 
 def _load(request: ProbeRequest) -> ProbeFindings | None:
-    try:
-        fields: dict[str, Any] = json.loads(_cache_file(request).read_bytes()[:_MAX_CACHE_BYTES])
-        return ProbeFindings(
-            bool(fields["use_extra_buffers"]), int(fields["spin_count"]), tuple(map(str, fields["notes"]))
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+    fields = load_findings(Path(request.cache_directory), _name(request))
+    if fields is None:
         return None
-
-
-def _store(request: ProbeRequest, findings: ProbeFindings) -> None:
-    """Keeps findings; a disk that refuses costs only the next measurement."""
-    target = _cache_file(request)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        partial.write_text(json.dumps(asdict(findings)))
-        partial.replace(target)
-    except OSError:
-        return
+        notes = tuple(map(str, fields["notes"]))
+        return ProbeFindings(bool(fields["use_extra_buffers"]), int(fields["spin_count"]), notes)
+    except (ValueError, KeyError, TypeError):
+        return None

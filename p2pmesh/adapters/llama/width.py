@@ -9,8 +9,6 @@ fill up, so that an occupied neighbour lies between its first and its last cells
 seed. Widths between the candidates are taken to behave like the next one below: kernels change at multiples of four.
 """
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pmesh.adapters.llama.binding import LoadedStage
+from p2pmesh.adapters.llama.findings import load_findings, store_findings
 from p2pmesh.adapters.llama.steps import PREFILL_ROWS, SingleRow, StageShape, Widths
 from p2pmesh.base.errors import EngineError, ErrorCode
 
@@ -30,7 +29,6 @@ _SEED = 20
 _PROCEDURE = 2
 """Names what is kept on disk: findings of another procedure are not read."""
 _EMBEDDING_SCALE = 4.0
-_MAX_CACHE_BYTES = 4096
 
 _Outputs = list[NDArray[np.float32]]
 
@@ -161,28 +159,21 @@ class _Bench:
 
 def load_widths(folder: Path, key: str) -> Widths | None:
     """Widths measured earlier under the same key; None when there are none that can be read."""
+    fields = load_findings(folder, f"width-{_PROCEDURE}-{key}")
+    if fields is None or fields.get("exact_width") not in CANDIDATES:
+        return None
     try:
-        fields = json.loads((folder / f"width-{_PROCEDURE}-{key}.json").read_bytes()[:_MAX_CACHE_BYTES])
-        width = fields["exact_width"]
-        singles = SingleRow(fields["single_small"]), SingleRow(fields["single_large"])
-    except (OSError, ValueError, KeyError, TypeError):
+        small, large = SingleRow(fields["single_small"]), SingleRow(fields["single_large"])
+        return Widths(fields["exact_width"], small, large)
+    except (ValueError, KeyError, TypeError):
         return None
-    if width not in CANDIDATES:
-        return None
-    return Widths(width, *singles)
 
 
 def store_widths(folder: Path, key: str, widths: Widths) -> None:
-    """Keeps widths for later loads; a disk that refuses costs only the next measurement."""
+    """Keeps widths for later loads."""
     fields = {
         "exact_width": widths.exact_width,
         "single_small": widths.single_small.value,
         "single_large": widths.single_large.value,
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".width-{key}.{os.getpid()}"
-        partial.write_text(json.dumps(fields))
-        partial.replace(folder / f"width-{_PROCEDURE}-{key}.json")
-    except OSError:
-        return
+    store_findings(folder, f"width-{_PROCEDURE}-{key}", fields)
