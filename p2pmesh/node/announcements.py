@@ -3,6 +3,7 @@
 Runs ``MembershipMachine``. Who is admitted is ``node.overlay``'s.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from p2pmesh.wire.announcement import (
     LIFE_MS,
     SHORTEST_INTERVAL_MS,
     Announcement,
+    Link,
     ServedModel,
     decode_announcement,
     encode_announcement,
@@ -59,6 +61,8 @@ class AnnouncementBoard:
         self._own_changes = Changes()
         self.changes = Changes()
         """Marked when we or another peer say something new, and when a peer is forgotten."""
+        self.on_heard: Callable[[Announcement, bytes], None] = lambda announcement, sealed: None
+        """Told of every checked announcement with its bytes, our own id's too, before it is weighed; must not raise."""
 
     def own(self) -> Announcement:
         """What we say of ourselves now."""
@@ -83,10 +87,27 @@ class AnnouncementBoard:
             self._own_changes.mark()
             self.changes.mark()
 
+    def share_links(self, links: tuple[Link, ...]) -> None:
+        """What we measured; it goes along with the next announcement and is no reason for one."""
+        self._own = replace(self._own, links=links)
+
+    def raise_incarnation(self, above: int) -> int:
+        """Announces a higher incarnation than ``above`` from now on, which others took for our newest; returns it."""
+        incarnation = max(above + 1, self._own.incarnation + 1, self._ports.clock.unix_ms())
+        self._own = replace(self._own, incarnation=incarnation)
+        self._own_changes.mark()
+        return incarnation
+
+    def sealed_of(self, peer: PeerId) -> tuple[bytes, ...]:
+        """The freshest of one peer as it came; none or one."""
+        return (self._sealed[peer],) if peer in self._sealed else ()
+
     def seal_own(self) -> bytes:
         """Our announcement, signed, fresher than any before."""
-        expires = self._ports.clock.unix_ms() + LIFE_MS
-        self._own = replace(self._own, sequence=self._own.sequence + 1, expires_unix_ms=expires)
+        now = self._ports.clock.unix_ms()
+        self._own = replace(
+            self._own, sequence=self._own.sequence + 1, issued_unix_ms=now, expires_unix_ms=now + LIFE_MS
+        )
         return encode_announcement(self.own(), self._ports.identity.public_key, self._ports.identity.sign)
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
@@ -120,6 +141,7 @@ class AnnouncementBoard:
         except RemoteProtocolError:
             return
         peer = PeerId(announcement.peer_id)
+        self.on_heard(announcement, data)
         if not is_admitted and self._is_crowded(peer, len(data)):
             return
         self._handle(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))

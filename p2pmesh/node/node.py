@@ -16,7 +16,9 @@ from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.exchanges import DriverExchanges
+from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay, OverlaySettings
+from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.router import Router
 from p2pmesh.node.run_table import RunTable
@@ -48,9 +50,12 @@ class Node:
         self.overlay = Overlay(ports, settings, report)
         self.table = RunTable(self.overlay, ports.network)
         self.drivers = Drivers(ports.clock, ports.entropy, self._announce_models)
+        self.links = Links(self.overlay, ports, self._is_generating)
+        self._identity_guard = IdentityGuard(self.overlay, ports, report)
+        artifacts = Artifacts(self.overlay, parts.store, ports.clock, self.links.note_transfer)
         self.stages = Stages(
             self.overlay,
-            StageParts(parts.store, Artifacts(self.overlay, parts.store), parts.launcher, self.table, self.drivers),
+            StageParts(parts.store, artifacts, parts.launcher, self.table, self.drivers),
             settings.memory_bytes,
             report,
         )
@@ -66,6 +71,8 @@ class Node:
             await nursery.start(self.drivers.run)
             await nursery.start(self.overlay.run)
             nursery.start_soon(self._report_ready)
+            nursery.start_soon(self.links.run)
+            nursery.start_soon(self._identity_guard.run)
             task_status.started()
 
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
@@ -101,6 +108,12 @@ class Node:
             told = names
             await self.overlay.board.changes.wait_beyond(seen)
 
+    def _is_generating(self) -> bool:
+        """Whether tokens pass through here: then nothing is spent on measuring links."""
+        return any(run.open_sequences for run in self.table.runs()) or any(
+            driver.active_sequences for driver in self.drivers.all()
+        )
+
     def _announce_models(self) -> None:
         """What is published here, in the announcement; the newest run of a name."""
         published = {
@@ -129,7 +142,9 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""
-        return describe_node(self.overlay, self.stages, self.table, self.coordinators, self.routable_models())
+        return describe_node(
+            self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates()
+        )
 
     def note_failure(self, model: str, error: P2PMeshError) -> None:
         """A model of ours cannot be served; requests for it hear why."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.links import LinkEstimate
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.run_table import RunTable
@@ -20,6 +21,7 @@ def describe_node(
     table: RunTable,
     coordinators: Sequence[Coordinator],
     models: Mapping[str, ServedModel],
+    links: Sequence[tuple[PeerId, LinkEstimate]],
 ) -> dict[str, Any]:
     """The whole status. Neither invite nor key is part of it."""
     own = overlay.board.own()
@@ -35,6 +37,8 @@ def describe_node(
         "free_bytes": stages.free_bytes,
         "peer_count": len(others),
         "peers": [_describe_peer(overlay, peer) for peer in _shown(overlay, others)],
+        "links": [_describe_link(peer, link) for peer, link in links[:MAX_SHOWN_PEERS]],
+        "bans": overlay.conduct.describe_bans(MAX_SHOWN_PEERS),
         "models": [_describe_model(model) for model in models.values()],
         "stages": [_describe_stage(run) for run in table.runs()],
         "placements": [_describe_placement(coordinator) for coordinator in coordinators],
@@ -56,6 +60,16 @@ def _describe_peer(overlay: Overlay, peer: Announcement) -> dict[str, Any]:
         "memory_bytes": peer.memory_bytes,
         "free_bytes": peer.free_bytes,
         "models": [model.name for model in peer.models],
+    }
+
+
+def _describe_link(peer: PeerId, link: LinkEstimate) -> dict[str, Any]:
+    return {
+        "peer_id": peer,
+        "rtt_us": link.rtt_us,
+        "jitter_us": link.jitter_us,
+        "throughput_bytes_per_s": link.throughput_bytes_per_s or None,
+        "path": "relayed" if link.is_relayed else "direct",
     }
 
 

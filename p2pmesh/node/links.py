@@ -1,0 +1,132 @@
+"""Measures the links from this node, shares them, and puts together what peers tell of theirs.
+
+Runs ``LinksMachine``: round trips come from the pings of the connections that stand, throughput from transfers of stage
+files and from short probes. What an announcement holds is ``wire.announcement``'s; what a link costs a placement is
+``core.placement``'s.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_ANNOUNCED_LINKS, MAX_LINK_CHUNK_BYTES
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core import links
+from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.ports.network import PathKind
+from p2pmesh.wire.announcement import Link
+from p2pmesh.wire.control import LinkBytes, LinkProbe
+
+SAMPLE_EVERY_S = 10.0
+PROBE_TIMEOUT_S = 20.0
+LINKS_OF_A_CROWD = 16
+"""A peer with more connections than an announcement may list tells the nearest of them only: each link costs bytes at
+every other peer."""
+
+
+class Links:
+    """The links of one node."""
+
+    def __init__(self, overlay: Overlay, ports: Neighbours, is_busy: Callable[[], bool]) -> None:
+        self._overlay = overlay
+        self._ports = ports
+        self._is_busy = is_busy
+        self._machine = links.LinksMachine(int.from_bytes(ports.entropy.random_bytes(8), "big"))
+        self._gate = links.ProbeGate()
+        self._measured: frozenset[PeerId] = frozenset()
+        self._is_probing = False
+        overlay.serve_exchange(LinkProbe, self._serve)
+
+    # --- what others here ask ------------------------------------------------------
+    def estimates(self) -> tuple[tuple[PeerId, links.LinkEstimate], ...]:
+        """The links from here, the most useful first."""
+        return self._machine.estimates(self._ports.clock.now())
+
+    def matrix(self) -> links.LinkMatrix:
+        """What is known of the link between any two peers: ours as measured, the others' as both ends announce them."""
+        own = ((peer, links.PairLink(e.rtt_us, e.throughput_bytes_per_s, e.is_relayed)) for peer, e in self.estimates())
+        announced = {PeerId(one.peer_id): _vector(one.links) for one in self._overlay.board.others()}
+        return links.combine_vectors(self._overlay.own_peer, own, announced)
+
+    def note_transfer(self, peer: PeerId, size_bytes: int, elapsed_us: int) -> None:
+        """Bytes that came for another reason, and the time that they took."""
+        self._machine.handle(links.TransferTimed(peer, size_bytes, elapsed_us), self._ports.clock.now())
+
+    # --- measuring -----------------------------------------------------------------
+    async def run(self) -> None:
+        """Samples, probes and shares until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._sample()
+                event = links.DeadlinePassed(is_busy=self._is_busy() or self._is_probing)
+                for effect in self._machine.handle(event, self._ports.clock.now()):
+                    self._is_probing = True
+                    nursery.start_soon(self._probe, effect.peer)
+                self._overlay.board.share_links(self._shared())
+                await trio.sleep(SAMPLE_EVERY_S)
+
+    def _sample(self) -> None:
+        network, now = self._ports.network, self._ports.clock.now()
+        admitted = frozenset(peer for peer in network.connected_peers() if self._overlay.is_admitted(peer))
+        for peer in sorted(self._measured - admitted):
+            self._machine.handle(links.ConnectionLost(peer), now)
+        self._measured = admitted
+        for peer in sorted(admitted):
+            round_trip_s, path = network.round_trip_s(peer), network.path_of(peer)
+            if round_trip_s is not None and path is not None:
+                rtt_us = max(1, round(round_trip_s * MICROS_PER_SECOND))
+                self._machine.handle(links.RoundTripMeasured(peer, rtt_us, path is PathKind.RELAYED), now)
+
+    def _shared(self) -> tuple[Link, ...]:
+        estimates = self.estimates()
+        most = MAX_ANNOUNCED_LINKS if len(estimates) <= MAX_ANNOUNCED_LINKS else LINKS_OF_A_CROWD
+        return tuple(Link(peer, e.rtt_us, e.throughput_bytes_per_s, e.is_relayed) for peer, e in estimates[:most])
+
+    # --- probes --------------------------------------------------------------------
+    async def _probe(self, peer: PeerId) -> None:
+        try:
+            size_bytes, elapsed_us = await self._time_probe(peer)
+            self._machine.handle(links.TransferTimed(peer, size_bytes, elapsed_us), self._ports.clock.now())
+        except P2PMeshError:
+            self._machine.handle(links.ProbeFailed(peer), self._ports.clock.now())
+        finally:
+            self._is_probing = False
+
+    async def _time_probe(self, peer: PeerId) -> tuple[int, int]:
+        """Bytes after the first message, and microseconds from the first to the last."""
+        stream = await self._overlay.open_exchange(peer, LinkProbe(links.PROBE_BYTES))
+        try:
+            first = await stream.expect(LinkBytes, PROBE_TIMEOUT_S)
+            began, received_bytes = self._ports.clock.now(), 0
+            with trio.move_on_after(PROBE_TIMEOUT_S):
+                while len(first.data) + received_bytes < links.PROBE_BYTES:
+                    received_bytes += len((await stream.expect(LinkBytes, PROBE_TIMEOUT_S)).data)
+            if len(first.data) + received_bytes > links.PROBE_BYTES:
+                raise RemoteProtocolError(ErrorCode.MESSAGE_TOO_LARGE, "more bytes than the probe asked for")
+        finally:
+            await stream.reset()
+        return received_bytes, max(1, self._ports.clock.now() - began)
+
+    async def _serve(self, stream: MessageStream, asked: LinkProbe) -> None:
+        now: Micros = self._ports.clock.now()
+        if not self._gate.admit_probe(stream.remote_peer, now, is_busy=self._is_busy()):
+            raise Refused(ErrorCode.OVERLOADED, "no bytes for link probes now; try again in some minutes")
+        left_bytes = asked.size_bytes
+        while left_bytes:
+            size_bytes = min(left_bytes, MAX_LINK_CHUNK_BYTES)
+            await stream.send(LinkBytes(bytes(size_bytes)), PROBE_TIMEOUT_S)
+            left_bytes -= size_bytes
+        await stream.finish()
+
+
+def _vector(announced: tuple[Link, ...]) -> tuple[tuple[PeerId, links.PairLink], ...]:
+    """An announced vector; a round trip of 0 was not measured."""
+    return tuple(
+        (PeerId(link.peer_id), links.PairLink(link.rtt_us, link.throughput_bytes_per_s, link.is_relayed))
+        for link in announced
+        if link.rtt_us
+    )
