@@ -558,3 +558,44 @@ async def test_errors_of_the_node_come_out_as_they_are(open_nodes: OpenNodes) ->
         async with opening():
             raise ConfigError(ErrorCode.CONFIG_INVALID, "the node's own")
     assert failure.value.message == "the node's own"
+
+
+async def test_a_banned_peer_is_cut_off_and_neither_way_leads_back_until_it_is_unbanned(open_nodes: OpenNodes) -> None:
+    async with open_nodes(3) as (a, b, c):
+        b.serve(ECHO, echo)
+        with deadline():
+            await connect(a, b)
+            await connect(c, b)
+            stream = await a.open_stream(b.peer_id, ECHO, DEADLINE_S)
+            assert await ask(stream, b"before") == b"before"
+            b.ban(a.peer_id)
+            await expect_lost(stream)
+            await wait_apart(a, b)
+            with pytest.raises(PeerUnavailable):
+                await b.dial(a.peer_id, a.addresses(), 2.0)
+            with suppress(PeerUnavailable):
+                await a.dial(b.peer_id, b.addresses(), 2.0)
+                with pytest.raises(PeerUnavailable):
+                    await ask(await a.open_stream(b.peer_id, ECHO, 2.0), b"again")
+            assert a.peer_id not in b.connected_peers()
+            assert await ask(await c.open_stream(b.peer_id, ECHO, DEADLINE_S), b"others") == b"others"
+            b.unban(a.peer_id)
+            await wait_apart(a, b)
+            await connect(a, b)
+            assert await ask(await a.open_stream(b.peer_id, ECHO, DEADLINE_S), b"after") == b"after"
+
+
+async def wait_apart(one: Network, other: Network) -> None:
+    for node, peer in ((one, other.peer_id), (other, one.peer_id)):
+        while peer in node.connected_peers():
+            await node.connection_event()
+
+
+async def test_admitting_and_banning_unknown_peers_never_raises(open_nodes: OpenNodes) -> None:
+    async with open_nodes(1) as (a,):
+        stranger = fake_identity("stranger").peer_id
+        a.admit(stranger)
+        a.ban(stranger)
+        a.ban(stranger)
+        a.unban(stranger)
+        a.unban(stranger)
