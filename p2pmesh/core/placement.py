@@ -1,9 +1,10 @@
 """Where the layers of a model go: a total function of exact bytes and the peers at hand.
 
-Fewest peers that fit; the coordinator holds stage 0 unless it holds nothing; within that, the cut that fills the
-fullest peer least. Which peers: the coordinator and the largest others. Every order of up to ``MAX_ORDERED_PEERS``
-others is tried; more of them stand from the largest to the smallest, which may miss a fit that another order has.
-Links and compute speed are not weighed yet.
+Fewest peers that fit; the coordinator holds stage 0 unless it holds nothing; within that, the order of stages round
+which a token travels shortest, to the millisecond, and then the cut that fills the fullest peer least. Which peers: the
+coordinator and the largest others, of equal ones the nearer. Every order of up to ``MAX_ORDERED_PEERS`` others is
+tried; more of them stand from the largest to the smallest, which may miss a fit that another order has. A link is a cost
+only: an unknown or slow one refuses nobody. Which peers by their links, throughput and compute speed are not weighed yet.
 """
 
 import itertools
@@ -15,8 +16,10 @@ from enum import StrEnum
 from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.base.limits import MAX_STAGES
 from p2pmesh.base.quantities import format_size
+from p2pmesh.core.links import NO_LINKS, LinkMatrix
 
 MAX_ORDERED_PEERS = 3
+MICROS_PER_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +68,15 @@ class CandidatePeer:
 class PlacementRequest:
     """``stage_count`` None is automatic; otherwise exactly so many stages (at least 1) on so many peers.
 
-    A peer that stands twice among ``others``, or there beside being the coordinator, counts once.
+    A peer that stands twice among ``others``, or there beside being the coordinator, counts once. ``links`` tells what
+    is known of the link between any two of them.
     """
 
     cost: PlacementCost
     coordinator: CandidatePeer
     others: tuple[CandidatePeer, ...]
     stage_count: int | None = None
+    links: LinkMatrix = NO_LINKS
 
     def __post_init__(self) -> None:
         if self.stage_count is not None and self.stage_count < 1:
@@ -126,11 +131,12 @@ def plan_placement(request: PlacementRequest) -> Placement | PlacementRefusal:
 
 
 def _givers(request: PlacementRequest) -> tuple[CandidatePeer, ...]:
-    """Peers that offer memory: the coordinator first, then the largest, ties by peer id."""
+    """Peers that offer memory: the coordinator first, then the largest, of these the nearest, ties by peer id."""
+    here = request.coordinator.peer_id
     by_id = {peer.peer_id: peer for peer in sorted(request.others, key=lambda peer: -peer.free_bytes)}
     others = sorted(
-        (peer for peer in by_id.values() if peer.free_bytes > 0 and peer.peer_id != request.coordinator.peer_id),
-        key=lambda peer: (-peer.free_bytes, peer.peer_id),
+        (peer for peer in by_id.values() if peer.free_bytes > 0 and peer.peer_id != here),
+        key=lambda peer: (-peer.free_bytes, request.links.one_way_us(here, peer.peer_id), peer.peer_id),
     )
     head = (request.coordinator,) if _coordinator_gives(request) else ()
     return (*head, *others)
@@ -246,7 +252,7 @@ def _first_fit(
         if request.stage_count not in (None, count):
             continue
         if 1 < count - fixed <= MAX_ORDERED_PEERS:
-            stages = _best_order(table, peers[:fixed], peers[fixed:count])
+            stages = _best_order(table, peers[:fixed], peers[fixed:count], request.links)
         else:
             stages = table.stages(peers[:count], cutting) if cutting is not None else None
         if stages is not None:
@@ -255,15 +261,19 @@ def _first_fit(
 
 
 def _best_order(
-    table: _CutTable, head: tuple[CandidatePeer, ...], others: tuple[CandidatePeer, ...]
+    table: _CutTable, head: tuple[CandidatePeer, ...], others: tuple[CandidatePeer, ...], links: LinkMatrix
 ) -> tuple[PlannedStage, ...] | None:
-    """The order of ``others`` whose fullest peer is emptiest; the order given wins a tie."""
+    """The order of ``others`` with the shortest ring, then the emptiest fullest peer; the order given wins a tie."""
     best: tuple[_Cutting, tuple[CandidatePeer, ...]] | None = None
+    shortest_ms = 0
     for order in itertools.permutations(others):
         peers = (*head, *order)
         *_, cutting = table.steps(tuple(peer.free_bytes for peer in peers))
-        if cutting is not None and (best is None or cutting.is_emptier_than(best[0])):
-            best = (cutting, peers)
+        ring_ms = links.ring_us([peer.peer_id for peer in peers]) // MICROS_PER_MS
+        if cutting is None or (best is not None and ring_ms > shortest_ms):
+            continue
+        if best is None or ring_ms < shortest_ms or cutting.is_emptier_than(best[0]):
+            best, shortest_ms = (cutting, peers), ring_ms
     return None if best is None else table.stages(best[1], best[0])
 
 

@@ -29,6 +29,7 @@ from p2pmesh.model.families import check_range, is_range_permitted, permitted_cu
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
@@ -72,6 +73,7 @@ class CoordinatorParts:
     drivers: Drivers
     clock: Clock
     entropy: Entropy
+    links: Links
 
 
 class Coordinator:
@@ -126,7 +128,8 @@ class Coordinator:
     def _request(self) -> PlacementRequest:
         overlay = self._parts.overlay
         own = CandidatePeer(overlay.own_peer, self._parts.stages.free_bytes)
-        return PlacementRequest(self._cost, own, self._candidates.admitted(), self._options.stage_count)
+        others, links = self._candidates.admitted(), self._parts.links.matrix()
+        return PlacementRequest(self._cost, own, others, self._options.stage_count, links)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class Node:
         check_split(model, options)
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
-            self._parts.neighbours.clock, self._parts.neighbours.entropy,
+            self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links,
         )  # fmt: skip
         coordinator = Coordinator(parts, model, options, self._report)
         self.coordinators.append(coordinator)

@@ -1,6 +1,7 @@
 """Placement against its promises, and against all placements there are."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.ids import LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import GIB
+from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.placement import (
     CandidatePeer,
     Placement,
@@ -91,6 +93,38 @@ def test_the_fewest_peers_share_what_does_not_fit() -> None:
 
 def test_the_largest_peers_are_taken_first() -> None:
     assert placed(request(even_cost(8), (40, 10, 60, 50))) == [("p0", 0, 3), ("p2", 3, 8)]
+
+
+def linked(asked: PlacementRequest, **rtt_ms: int) -> PlacementRequest:
+    """Links by the numbers of two peers: ``p0p1=20``; all others are near."""
+    names = [asked.coordinator.peer_id, *(other.peer_id for other in asked.others)]
+    near = {(a, b): PairLink(1_000, 0, False) for a, b in itertools.combinations(names, 2)}
+    given = {(PeerId(p[:2]), PeerId(p[2:])): PairLink(ms * 1000, 0, False) for p, ms in rtt_ms.items()}
+    return replace(asked, links=LinkMatrix(near | given))
+
+
+def test_a_token_travels_the_shortest_ring_though_another_order_fills_less() -> None:
+    asked = request(even_cost(12), (30, 40, 50, 60), 4)
+    for far, ring in (("p1p2", ["p0", "p1", "p3", "p2"]), ("p0p3", ["p0", "p1", "p3", "p2"])):
+        names = [name for name, *_ in placed(linked(asked, **{far: 300}))]
+        assert names in (ring, [ring[0], *reversed(ring[1:])])
+
+
+def test_less_than_a_millisecond_of_ring_does_not_outweigh_memory() -> None:
+    cost = PlacementCost((10, 10, 40), 0, 0, 0, (1, 2))
+    free = (10, 60, 45)
+    near = placed(request(cost, free))
+    slower = PairLink(400, 0, False)
+    names = [PeerId(name) for name, *_ in near]
+    links = LinkMatrix(dict.fromkeys(itertools.combinations(names, 2), slower))
+    assert placed(replace(request(cost, free), links=links)) == near
+
+
+def test_of_equal_peers_the_nearer_is_taken_and_a_far_one_is_never_refused() -> None:
+    asked = request(even_cost(8), (40, 40, 40))
+    assert placed(linked(asked, p0p1=80)) == [("p0", 0, 4), ("p2", 4, 8)]
+    only_far = request(even_cost(8), (40, 40))
+    assert placed(linked(only_far, p0p1=60_000)) == placed(only_far)
 
 
 def test_equal_peers_are_taken_by_their_ids() -> None:
