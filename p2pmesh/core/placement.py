@@ -1,10 +1,11 @@
 """Where the layers of a model go: a total function of exact bytes and the peers at hand.
 
 Fewest peers that fit; the coordinator holds stage 0 unless it holds nothing; within that, the order of stages round
-which a token travels shortest, to the millisecond, and then the cut that fills the fullest peer least. Which peers: the
-coordinator and the largest others, of equal ones the nearer. Every order of up to ``MAX_ORDERED_PEERS`` others is
-tried; more of them stand from the largest to the smallest, which may miss a fit that another order has. A link is a cost
-only: an unknown or slow one refuses nobody. Which peers by their links, throughput and compute speed are not weighed yet.
+which a token travels shortest, to the millisecond, and then the cut that fills the fullest peer least. Which peers:
+the coordinator and the largest others, of equal ones the nearer. Every order of up to ``MAX_ORDERED_PEERS`` others is
+tried; more of them stand from the largest to the smallest, which may miss a fit that another order has. A link is a
+cost only: an unknown or slow one refuses nobody. Which peers by their links, throughput and compute speed are not
+weighed yet.
 """
 
 import itertools
