@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from p2pmesh.adapters.private_files import write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 
@@ -105,6 +106,16 @@ def load_or_create_identity(home: Path) -> NodeIdentity:
         raise ConfigError(
             ErrorCode.HOME_UNUSABLE, f"cannot use the node key {path}: {reason}; check the directory's owner and space"
         ) from error
+
+
+def replace_identity(home: Path) -> NodeIdentity:
+    """A new key in the place of ``home/node.key``, whose old one is gone; ``ConfigError(HOME_UNUSABLE)``.
+
+    For a home that no node runs in.
+    """
+    key = Ed25519PrivateKey.generate()
+    write_private(home / KEY_FILE_NAME, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return NodeIdentity(key)
 
 
 def _create_key_file(path: Path) -> None:

@@ -14,6 +14,7 @@ from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
 from p2pmesh.app.config import LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.output import (
     EventPrinter,
@@ -113,6 +114,14 @@ def _models_show(args: Namespace) -> int:
     return OK
 
 
+def _auth(args: Namespace) -> int:
+    from p2pmesh.cli.auth import run_auth
+
+    facts, exit_code = run_auth(args)
+    _print_object(facts, is_json=args.json)
+    return exit_code
+
+
 def _bench_decode(args: Namespace) -> int:
     options = bench_decode_options(args)
     from p2pmesh.app.bench import run_decode
@@ -143,6 +152,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "status": _status,
     "models list": _models_list,
     "models show": _models_show,
+    **dict.fromkeys((f"auth {action}" for action in AUTH_ACTIONS), _auth),
     "bench decode": _bench_decode,
     "simulate": _simulate,
 }

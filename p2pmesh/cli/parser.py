@@ -20,6 +20,7 @@ from p2pmesh.app.config import (
 )
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import parse_size_bytes
+from p2pmesh.cli.auth_parser import add_auth
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_status(commands)
     _add_models(commands)
+    add_auth(commands)
     _add_bench(commands)
     _add_simulate(commands)
     return parser
