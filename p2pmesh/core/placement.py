@@ -11,7 +11,7 @@ weighed yet.
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from p2pmesh.base.ids import LayerRange, PeerId
@@ -59,10 +59,11 @@ class PlacementCost:
 
 @dataclass(frozen=True, slots=True)
 class CandidatePeer:
-    """A peer and the bytes that it offers now."""
+    """A peer and the bytes that it offers now; peers of ``rank`` 0 come before all others."""
 
     peer_id: PeerId
     free_bytes: int
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,20 @@ class PlacementRefusal:
 
 
 def plan_placement(request: PlacementRequest) -> Placement | PlacementRefusal:
-    """The placement, or why there is none. The order of ``others`` does not matter."""
+    """The placement, or why there is none. The order of ``others`` does not matter.
+
+    Peers of rank 0 hold the model alone if they can; if not, rank does not count, since a small peer of rank 0 could
+    otherwise stand in the way of larger ones.
+    """
+    preferred = tuple(peer for peer in request.others if peer.rank == 0)
+    if len(preferred) < len(request.others):
+        planned = _plan(replace(request, others=preferred))
+        if isinstance(planned, Placement):
+            return planned
+    return _plan(request)
+
+
+def _plan(request: PlacementRequest) -> Placement | PlacementRefusal:
     givers = _givers(request)
     refusal = _refuse_at_once(request, givers)
     if refusal is not None:

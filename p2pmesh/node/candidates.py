@@ -29,11 +29,13 @@ class Candidates:
         self._tried: dict[PeerId, Micros] = {}
 
     def admitted(self) -> tuple[CandidatePeer, ...]:
-        """What the connected peers offer."""
-        return tuple(CandidatePeer(PeerId(a.peer_id), a.free_bytes) for a in self._overlay.admitted_announcements())
+        """What the connected peers offer, of those that the trust policy admits (a claim may have run out)."""
+        trust = self._overlay.trust
+        trusted = trust.admitted(self._overlay.admitted_announcements())
+        return tuple(CandidatePeer(PeerId(a.peer_id), a.free_bytes, trust.rank(a)) for a in trusted)
 
     async def meet(self) -> bool:
-        """Says hello to known peers that offer memory, most first; whether any was admitted."""
+        """Says hello to known peers that offer memory, preferred and larger ones first; whether any was admitted."""
         met = len(self._overlay.admitted_announcements())
         async with trio.open_nursery() as nursery:
             for peer in self._strangers()[:MAX_MET_AT_ONCE]:
@@ -44,8 +46,9 @@ class Candidates:
     def _strangers(self) -> list[PeerId]:
         again = self._clock.now() - int(MEET_AGAIN_S * MICROS_PER_SECOND)
         self._tried = {peer: when for peer, when in self._tried.items() if when > again}
-        offering = [a for a in self._overlay.board.others() if a.free_bytes > 0]
-        by_offer = sorted(offering, key=lambda a: (-a.free_bytes, a.peer_id))
+        trust = self._overlay.trust
+        offering = [a for a in trust.admitted(self._overlay.board.others()) if a.free_bytes > 0]
+        by_offer = sorted(offering, key=lambda a: (trust.rank(a), -a.free_bytes, a.peer_id))
         peers = (PeerId(a.peer_id) for a in by_offer)
         return [peer for peer in peers if peer not in self._tried and not self._overlay.is_admitted(peer)]
 

@@ -9,7 +9,7 @@ from p2pmesh.core.routing import choose_driver, served_models
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.exchanges import generate_remotely
 from p2pmesh.node.overlay import Overlay
-from p2pmesh.wire.announcement import ServedModel
+from p2pmesh.wire.announcement import Announcement, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
 
@@ -27,18 +27,28 @@ class Router:
 
     def models(self) -> dict[str, ServedModel]:
         """Models that can be routed from here, by name."""
-        return served_models((self._overlay.board.own(), *self._overlay.board.others()))
+        return served_models((self._overlay.board.own(), *self._trusted()))
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """Events of a request; ``Refused`` with ``MODEL_NOT_READY`` or ``MODEL_UNKNOWN`` if nobody drives its model."""
         own = {driver.load.model for driver in self._drivers.all() if driver.is_published}
-        announcements = self._overlay.board.others()
-        peer = choose_driver(request.model, request.request_id, self._overlay.own_peer, frozenset(own), announcements)
+        peer = choose_driver(
+            request.model,
+            request.request_id,
+            self._overlay.own_peer,
+            frozenset(own),
+            self._trusted(),
+            self._overlay.trust.rank,
+        )
         if peer is None:
             raise self._missing(request.model)
         if peer == self._overlay.own_peer:
             return self._own_driver(request.model).generate(request)
         return generate_remotely(self._overlay, PeerId(peer), request)
+
+    def _trusted(self) -> tuple[Announcement, ...]:
+        """What those peers announce whom the trust policy lets us ask."""
+        return self._overlay.trust.admitted(self._overlay.board.others())
 
     def _own_driver(self, model: str) -> Driver:
         driver = self._drivers.find_published(model)

@@ -7,6 +7,7 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.core.links import LinkEstimate
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.stages import Stages
@@ -35,6 +36,8 @@ def describe_node(
         "addresses": list(own.addresses),
         "memory_bytes": own.memory_bytes,
         "free_bytes": stages.free_bytes,
+        "trust_policy": overlay.trust.policy.value,
+        **_describe_ownership(overlay.trust, own),
         "peer_count": len(others),
         "peers": [_describe_peer(overlay, peer) for peer in _shown(overlay, others)],
         "links": [_describe_link(peer, link) for peer, link in links[:MAX_SHOWN_PEERS]],
@@ -60,6 +63,19 @@ def _describe_peer(overlay: Overlay, peer: Announcement) -> dict[str, Any]:
         "memory_bytes": peer.memory_bytes,
         "free_bytes": peer.free_bytes,
         "models": [model.name for model in peer.models],
+        **_describe_ownership(overlay.trust, peer),
+    }
+
+
+def _describe_ownership(trust: PeerTrust, peer: Announcement) -> dict[str, Any]:
+    """What this node makes of a peer's claim; ``owner_id`` is null where none is proven."""
+    found = trust.assess(PeerId(peer.peer_id), peer.ownership)
+    return {
+        "ownership": found.status.value,
+        "owner_id": found.owner_id,
+        "owner_label": found.owner_label,
+        "node_label": found.label,
+        "claim_expires_unix_ms": found.expires_unix_ms,
     }
 
 

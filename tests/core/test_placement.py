@@ -272,3 +272,37 @@ def test_the_order_of_the_others_changes_nothing(asked: PlacementRequest, rng: "
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
     again = PlacementRequest(asked.cost, asked.coordinator, tuple(shuffled), asked.stage_count)
     assert plan_placement(again) == plan_placement(asked)
+
+
+def ranked(asked: PlacementRequest, *last: str) -> PlacementRequest:
+    """The same, with these peers behind all others."""
+    return replace(asked, others=tuple(replace(peer, rank=int(peer.peer_id in last)) for peer in asked.others))
+
+
+def test_peers_of_the_first_rank_hold_the_model_alone_if_they_can() -> None:
+    asked = request(even_cost(4), (20, 100, 20))
+    assert {stage[0] for stage in placed(asked)} == {"p0", "p1"}
+    assert {stage[0] for stage in placed(ranked(asked, "p1"))} == {"p0", "p2"}
+
+
+def test_others_help_where_the_first_rank_does_not_suffice_and_a_small_peer_of_it_is_not_in_the_way() -> None:
+    asked = request(even_cost(4), (20, 20, 1))
+    assert {stage[0] for stage in placed(ranked(asked, "p1"))} == {"p0", "p1"}
+
+
+def test_a_refusal_counts_all_peers_whatever_their_rank() -> None:
+    asked = request(even_cost(10), (20, 30, 20))
+    assert refused(ranked(asked, "p1")) == refused(asked)
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(1, 6), st.sets(st.integers(1, 5)))
+def test_ranks_refuse_nothing_that_can_be_placed(free: list[int], layers: int, last: set[int]) -> None:
+    asked = request(even_cost(layers), tuple(free))
+    names = {f"p{number}" for number in last}
+    plan = plan_placement(ranked(asked, *names))
+    assert isinstance(plan, Placement) == isinstance(plan_placement(asked), Placement)
+    preferred = replace(asked, others=tuple(peer for peer in asked.others if peer.peer_id not in names))
+    alone = plan_placement(preferred)
+    if isinstance(alone, Placement):
+        assert isinstance(plan, Placement)
+        assert [stage.peer_id for stage in plan.stages] == [stage.peer_id for stage in alone.stages]

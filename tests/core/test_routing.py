@@ -70,3 +70,19 @@ def test_a_driver_that_leaves_moves_only_its_own_keys(key: bytes, count: int, da
     before = choose(key, all_drivers)
     after = choose(key, [driver for driver in all_drivers if driver is not gone])
     assert after == before or before == gone.peer_id
+
+
+def test_only_peers_of_the_lowest_rank_are_asked() -> None:
+    ranks = {"p0": 1, "p1": 0, "p2": 1, "p3": 0}
+
+    def choose_ranked(key: bytes) -> PeerId | None:
+        return choose_driver("m", key, ME, frozenset(), drivers(4), lambda said: ranks[said.peer_id])
+
+    assert {choose_ranked(b"key %d" % number) for number in range(100)} == {"p1", "p3"}
+    assert choose_driver("m", b"k", ME, frozenset({"m"}), drivers(4), lambda said: ranks[said.peer_id]) == ME
+
+
+def test_a_rank_counts_only_among_those_that_serve_the_model() -> None:
+    announced = [peer("good", model("other")), peer("bad", model("m"))]
+    ranked = choose_driver("m", b"key", ME, frozenset(), announced, lambda said: int(said.peer_id == "bad"))
+    assert ranked == "bad"
