@@ -1,146 +1,681 @@
-"""What is known of the other peers: the freshest announcement of each, until it expires.
+"""Who is there: the freshest announcement of each peer in view, and whether the peer lives, by probes (SWIM-like).
 
-Knowledge by gossip, not by connection: a peer here may be unreachable. Who is connected and admitted is
-``core.admission``'s.
+Owns the states (alive, suspect; failed and left as tombstones), whom to probe and when, whom to ask for a second
+opinion, which reports of others to believe, and the view's bound. Signatures, expiry by the wall clock, dialling and
+gossip stay in ``node`` and ``sim``; who is connected *and admitted* is told by events.
+
+Rules that everything here follows:
+
+- An announcement is believed because its peer signed it; its order is (incarnation, sequence), never its arrival.
+- A peer is suspected when neither it nor anyone asked about it answers, or at once when its connection breaks, and
+  fails ``suspect_us`` later unless it is heard. What others report only starts a probe of our own.
+- A reporter whose victim answers that probe in time is muted: its reports count for nothing for a while.
+- A peer that failed returns by a new incarnation, or by a fresher announcement once it has answered; one that left
+  returns by a new incarnation only.
+- A peer that hears nobody at all reports nobody: then it is itself the one that is cut off.
+
+Ten thousand of these machines run in one simulation, so the quiet path (a repeated announcement, a probe and its
+answer) makes no object but the effect, and costs a few dictionary accesses. ``deadline`` is one number; it may come
+before anything is due, never after.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, cast
 
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_PEERS
 from p2pmesh.base.quantities import Micros
-from p2pmesh.wire.announcement import Announcement
+from p2pmesh.core.draws import Draws
+from p2pmesh.core.membership_events import (
+    Announced,
+    AnnouncementReceived,
+    AsymmetryFound,
+    ConnectionLost,
+    ConnectionOpened,
+    DeadlinePassed,
+    DownReported,
+    Effect,
+    Event,
+    IndirectAnswered,
+    LeavingHeard,
+    MembershipPolicy,
+    MemberState,
+    MemberView,
+    PeerChanged,
+    PeerFailed,
+    PeerForgotten,
+    PeerJoined,
+    PeerLeft,
+    PeerRecovered,
+    PeerSuspected,
+    ProbeAnswered,
+    ProbeUnanswered,
+    RefuteSelf,
+    ReportDown,
+    ReporterMuted,
+    SendIndirectProbe,
+    SendProbe,
+)
+
+__all__ = [
+    "Announced",
+    "AnnouncementReceived",
+    "AsymmetryFound",
+    "ConnectionLost",
+    "ConnectionOpened",
+    "DeadlinePassed",
+    "DownReported",
+    "Effect",
+    "Event",
+    "IndirectAnswered",
+    "LeavingHeard",
+    "MemberState",
+    "MemberView",
+    "MembershipMachine",
+    "MembershipPolicy",
+    "PeerChanged",
+    "PeerFailed",
+    "PeerForgotten",
+    "PeerJoined",
+    "PeerLeft",
+    "PeerRecovered",
+    "PeerSuspected",
+    "ProbeAnswered",
+    "ProbeUnanswered",
+    "RefuteSelf",
+    "ReportDown",
+    "ReporterMuted",
+    "SendIndirectProbe",
+    "SendProbe",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class AnnouncementReceived:
-    """A checked announcement that lives ``lives_us`` from now."""
+# --- what is kept -------------------------------------------------------------
+class _Member:
+    """A peer in view. Its times are the very objects of the events, so that a repetition allocates nothing."""
 
-    announcement: Announcement
-    lives_us: int
+    __slots__ = ("announced_at", "announcement", "heard_at", "lives_us", "rtt_us", "state", "witness")
 
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """The connection to an admitted peer broke; what it announced no longer counts until it says so anew."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    """The machine's own deadline has come."""
+    def __init__(self, announcement: Announced, lives_us: int, now: Micros) -> None:
+        self.announcement = announcement
+        self.announced_at = now
+        self.lives_us = lives_us
+        self.heard_at = now
+        self.rtt_us: int | None = None
+        self.state = MemberState.ALIVE
+        self.witness: PeerId | None = None
 
 
-Event = AnnouncementReceived | PeerLost | DeadlinePassed
+class _Phase(StrEnum):
+    DIRECT = "direct"
+    INDIRECT = "indirect"
+    GIVEN_UP = "given up"
 
 
-@dataclass(frozen=True, slots=True)
-class PeerJoined:
-    """A peer that was unknown."""
+class _Inquiry:
+    """A probe that is under way, until the peer is heard or fails."""
 
-    peer: PeerId
+    __slots__ = ("began_at", "candidate", "due", "fails_at", "has_reported", "helpers", "phase", "reporters", "ticket")
 
-
-@dataclass(frozen=True, slots=True)
-class PeerChanged:
-    """A known peer announces something else."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class PeerForgotten:
-    """A peer's last announcement expired, or the peer is lost."""
-
-    peer: PeerId
+    def __init__(self, ticket: int, now: Micros, due: Micros) -> None:
+        self.ticket = ticket
+        self.phase = _Phase.DIRECT
+        self.began_at = now
+        self.due = due
+        self.fails_at: Micros | None = None
+        self.helpers: list[PeerId] = []
+        self.reporters: tuple[PeerId, ...] = ()
+        self.has_reported = False
+        self.candidate: tuple[Announced, int] | None = None
+        """What a failed peer must prove by an answer before it counts again."""
 
 
-Effect = PeerJoined | PeerChanged | PeerForgotten
+class _Tombstone:
+    """Who failed or left, and how fresh a word of it must be to count."""
+
+    __slots__ = ("heard_at", "incarnation", "sequence", "state", "until")
+
+    def __init__(self, state: MemberState, incarnation: int, sequence: int, heard_at: Micros, until: Micros) -> None:
+        self.state = state
+        self.incarnation = incarnation
+        self.sequence = sequence
+        self.heard_at = heard_at
+        self.until = until
 
 
-class MembershipMachine:
-    """Announcements by peer; a full table takes no new peers."""
+A = TypeVar("A", bound=Announced)
+MAX_REPORTERS = 8
+"""Of one peer, that are kept while it is probed."""
+_NEVER = 2**62
 
-    def __init__(self, own_peer: PeerId, capacity: int = MAX_PEERS) -> None:
+
+class MembershipMachine(Generic[A]):
+    """One peer's view of the others.
+
+    Args:
+        own_peer: never part of the view.
+        policy: times and bounds.
+        seed: of every random choice; different at each peer.
+        is_change: whether a fresher announcement says something that others here must hear of; None: never.
+    """
+
+    def __init__(
+        self,
+        own_peer: PeerId,
+        policy: MembershipPolicy | None = None,
+        seed: int = 0,
+        is_change: Callable[[A, A], bool] | None = None,
+    ) -> None:
         self._own_peer = own_peer
-        self._capacity = capacity
-        self._known: dict[PeerId, tuple[Announcement, Micros]] = {}
-        self._lost_at: dict[PeerId, tuple[int, int]] = {}
-        self._next_due: Micros | None = None
+        self._policy = policy or MembershipPolicy()
+        self._draws = Draws(seed)
+        self._is_change = is_change
+        self._members: dict[PeerId, _Member] = {}
+        self._tombstones: dict[PeerId, _Tombstone] = {}
+        self._inquiries: dict[PeerId, _Inquiry] = {}
+        self._connected: dict[PeerId, None] = {}
+        self._muted: dict[PeerId, Micros] = {}
+        self._told: dict[tuple[PeerId, PeerId], Micros] = {}
+        self._order: list[PeerId] = []
+        """Members; those before the cursor have been probed in this pass."""
+        self._cursor = 0
+        self._tickets = 0
+        self._round_at = _NEVER
+        self._due = _NEVER
+        self._expiry_at = _NEVER
+        self._heard_any_at = -1
+        self._refuted_at = -_NEVER
 
-    def find(self, peer: PeerId) -> Announcement | None:
-        """The announcement of a peer."""
-        entry = self._known.get(peer)
-        return entry[0] if entry else None
+    # --- what others ask --------------------------------------------------------
+    def find(self, peer: PeerId) -> A | None:
+        """The announcement of a peer that counts (alive or suspect), the very object that came."""
+        member = self._members.get(peer)
+        return None if member is None else cast(A, member.announcement)
 
-    def announcements(self) -> tuple[Announcement, ...]:
-        """All, by peer id."""
-        return tuple(self._known[peer][0] for peer in sorted(self._known))
+    def announcements(self) -> tuple[A, ...]:
+        """Those of all peers that count, by peer id."""
+        return tuple(cast(A, self._members[peer].announcement) for peer in sorted(self._members))
+
+    @property
+    def live_count(self) -> int:
+        """Peers that count."""
+        return len(self._members)
 
     @property
     def known_count(self) -> int:
-        """Peers with an announcement that counts."""
-        return len(self._known)
+        """Peers that count, and tombstones."""
+        return len(self._members) + len(self._tombstones)
+
+    def state_of(self, peer: PeerId) -> MemberState | None:
+        """What is believed of a peer; None if nothing is."""
+        member = self._members.get(peer)
+        if member is not None:
+            return member.state
+        tombstone = self._tombstones.get(peer)
+        return None if tombstone is None else tombstone.state
+
+    def is_muted(self, reporter: PeerId, now: Micros) -> bool:
+        """Whether reports of a peer count for nothing at present."""
+        return self._muted.get(reporter, -1) > now
+
+    def views(self) -> tuple[MemberView, ...]:
+        """Every peer of which something is believed, by peer id."""
+        found = [
+            MemberView(peer, m.state, m.heard_at, m.rtt_us, m.witness, peer in self._connected)
+            for peer, m in self._members.items()
+        ]
+        found += [
+            MemberView(peer, stone.state, stone.heard_at, None, None, peer in self._connected)
+            for peer, stone in self._tombstones.items()
+        ]
+        return tuple(sorted(found, key=lambda view: view.peer))
 
     def deadline(self) -> Micros | None:
-        """Not after the earliest expiry; it may be before it, where a fresher announcement moved that on.
-
-        Kept as one value: ten thousand peers are not searched at every announcement.
-        """
-        return self._next_due
+        """Not after the earliest thing due; None if nothing is."""
+        return None if self._due == _NEVER else Micros(self._due)
 
     def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
-        """The effects of one event."""
+        """The effects of one event. The frequent kinds come first: this is the hot path of the simulator."""
+        kind = type(event)
+        if kind is AnnouncementReceived:
+            return self._on_announcement(event.announcement, event.lives_us, now)  # type: ignore[union-attr]
+        if kind is DeadlinePassed:
+            return self._on_deadline(now)
+        if kind is ProbeAnswered:
+            return self._on_answer(event.peer, event.ticket, event.rtt_us, now)  # type: ignore[union-attr]
         match event:
-            case AnnouncementReceived(announcement, lives_us):
-                return self._on_announcement(announcement, lives_us, now)
-            case PeerLost(peer):
-                return self._on_lost(peer)
-            case DeadlinePassed():
-                return self._on_deadline(now)
+            case ProbeUnanswered(peer, ticket):
+                return self._on_unanswered(peer, ticket, now)
+            case IndirectAnswered(helper, peer, ticket, is_alive):
+                return self._on_indirect(helper, peer, ticket, is_alive, now)
+            case ConnectionOpened(peer):
+                return self._on_opened(peer, now)
+            case ConnectionLost(peer):
+                return self._on_lost(peer, now)
+            case DownReported(reporter, peer, incarnation):
+                return self._on_report(reporter, peer, incarnation, now)
+            case LeavingHeard(peer, incarnation):
+                return self._on_leaving(peer, incarnation, now)
+        raise TypeError(f"{kind.__name__} is no event of membership")
 
-    def _on_announcement(self, announcement: Announcement, lives_us: int, now: Micros) -> tuple[Effect, ...]:
+    # --- announcements ------------------------------------------------------------
+    def _on_announcement(self, announcement: Announced, lives_us: int, now: Micros) -> tuple[Effect, ...]:
+        member = self._members.get(announcement.peer_id)  # type: ignore[call-overload]  # a PeerId is a str
+        if member is None:
+            return self._on_news(announcement, lives_us, now)
+        before = member.announcement
+        is_same_life = announcement.incarnation == before.incarnation
+        if (is_same_life and announcement.sequence <= before.sequence) or lives_us <= 0:
+            return ()
+        if announcement.incarnation < before.incarnation:
+            return ()
+        member.announcement = announcement
+        member.announced_at = member.heard_at = now
+        member.lives_us = lives_us
+        if not is_same_life:
+            return self._on_new_life(PeerId(announcement.peer_id), member)
+        if member.state is MemberState.SUSPECT:
+            return self._changed(before, announcement) + self._on_word_of_suspect(PeerId(announcement.peer_id), now)
+        return () if self._is_change is None else self._changed(before, announcement)
+
+    def _changed(self, before: Announced, after: Announced) -> tuple[Effect, ...]:
+        is_change = self._is_change is not None and self._is_change(cast(A, before), cast(A, after))
+        return (PeerChanged(PeerId(after.peer_id)),) if is_change else ()
+
+    def _on_new_life(self, peer: PeerId, member: _Member) -> tuple[Effect, ...]:
+        """A restart ends every doubt about the life before it; reports of that life were true."""
+        self._end_inquiry(peer)
+        member.witness = None
+        if member.state is MemberState.ALIVE:
+            return (PeerChanged(peer),)
+        member.state = MemberState.ALIVE
+        return (PeerRecovered(peer), PeerChanged(peer))
+
+    def _on_word_of_suspect(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+        """It was signed lately, perhaps just before the end: worth another probe, not belief."""
+        inquiry = self._inquiries[peer]
+        inquiry.fails_at = Micros(now + self._policy.suspect_us)
+        if inquiry.phase is not _Phase.GIVEN_UP:
+            return ()
+        return self._ask_directly(peer, inquiry, now)
+
+    def _on_news(self, announcement: Announced, lives_us: int, now: Micros) -> tuple[Effect, ...]:
+        """Of a peer that does not count now."""
         peer = PeerId(announcement.peer_id)
         if peer == self._own_peer or lives_us <= 0:
             return ()
-        if peer in self._lost_at and announcement.freshness <= self._lost_at[peer]:
-            return ()  # an echo of what the peer said before it was lost
-        known = self._known.get(peer)
-        if known is not None and announcement.freshness <= known[0].freshness:
+        stone = self._tombstones.get(peer)
+        if stone is None:
+            return self._join(peer, announcement, lives_us, now)
+        if (announcement.incarnation, announcement.sequence) <= (stone.incarnation, stone.sequence):
             return ()
-        if known is None and len(self._known) >= self._capacity:
+        if announcement.incarnation > stone.incarnation or peer in self._connected:
+            return self._join(peer, announcement, lives_us, now)
+        inquiry = self._inquiries.get(peer)
+        if inquiry is not None:
+            if _is_fresher(announcement, inquiry.candidate):
+                inquiry.candidate = (announcement, lives_us)
             return ()
-        self._lost_at.pop(peer, None)
-        due = Micros(now + lives_us)
-        self._known[peer] = (announcement, due)
-        self._next_due = due if self._next_due is None else min(self._next_due, due)
-        if known is None:
-            return (PeerJoined(peer),)
-        return (PeerChanged(peer),) if _says_something_new(known[0], announcement) else ()
+        inquiry = self._begin(peer, now)
+        inquiry.candidate = (announcement, lives_us)
+        return (SendProbe(peer, inquiry.ticket),)
 
+    def _join(self, peer: PeerId, announcement: Announced, lives_us: int, now: Micros) -> tuple[Effect, ...]:
+        made_room: tuple[Effect, ...] = ()
+        if len(self._members) >= self._policy.capacity:
+            other = self._least_needed() if peer in self._connected else None
+            if other is None:
+                return ()
+            self._remove(other)
+            made_room = (PeerForgotten(other),)
+        self._tombstones.pop(peer, None)
+        self._end_inquiry(peer)
+        self._members[peer] = _Member(announcement, lives_us, now)
+        self._order.append(peer)
+        self._expiry_at = min(self._expiry_at, now + lives_us)
+        if len(self._order) == 1:
+            self._start_rounds(now)
+        return (*made_room, PeerJoined(peer))
+
+    def _least_needed(self) -> PeerId | None:
+        """Who makes room for a connected peer: of those that are not connected, the one not heard for longest."""
+        others = [peer for peer in self._members if peer not in self._connected]
+        return min(others, key=lambda peer: (self._members[peer].heard_at, peer), default=None)
+
+    def _remove(self, peer: PeerId) -> _Member:
+        index = self._order.index(peer)
+        del self._order[index]
+        if index < self._cursor:
+            self._cursor -= 1
+        self._end_inquiry(peer)
+        return self._members.pop(peer)
+
+    # --- connections ----------------------------------------------------------------
+    def _on_opened(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+        """A connection proves a life. Its announcement follows with the hello and revives whoever had failed."""
+        if peer == self._own_peer:
+            return ()
+        self._connected[peer] = None
+        self._heard_any_at = now
+        member = self._members.get(peer)
+        if member is None:
+            return ()
+        self._end_inquiry(peer)
+        return self._heard(peer, member, None, now)
+
+    def _on_lost(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+        if peer not in self._connected:
+            return ()
+        del self._connected[peer]
+        member = self._members.get(peer)
+        if member is None or member.state is MemberState.SUSPECT:
+            return ()
+        member.state = MemberState.SUSPECT
+        inquiry = self._inquiries.get(peer)
+        is_asked = inquiry is not None
+        inquiry = inquiry or self._begin(peer, now)
+        inquiry.fails_at = Micros(now + self._policy.suspect_us)
+        return (PeerSuspected(peer),) if is_asked else (PeerSuspected(peer), SendProbe(peer, inquiry.ticket))
+
+    # --- probes -----------------------------------------------------------------------
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
-        late = sorted(peer for peer, (_, due) in self._known.items() if due <= now)
-        for peer in late:
-            del self._known[peer]
-        self._next_due = min((due for _, due in self._known.values()), default=None)
-        return tuple(PeerForgotten(peer) for peer in late)
+        effects: list[Effect] = []
+        if self._inquiries:
+            for peer in [peer for peer, inquiry in self._inquiries.items() if inquiry.due <= now]:
+                effects += self._advance(peer, self._inquiries[peer], now)
+        if now >= self._round_at:
+            if self._tombstones:
+                self._clear_tombstones(effects, now)
+            if now >= self._expiry_at:
+                self._expire(effects, now)
+            self._probe_next(effects, now)
+        self._due = self._round_at
+        for inquiry in self._inquiries.values():
+            if inquiry.due < self._due:
+                self._due = inquiry.due
+        return tuple(effects)
 
-    def _on_lost(self, peer: PeerId) -> tuple[Effect, ...]:
-        known = self._known.pop(peer, None)
-        if known is None:
+    def _start_rounds(self, now: Micros) -> None:
+        """The first round falls anywhere in an interval: a crowd that started at once must not probe at once."""
+        first = now + 1 + self._draws.below(self._policy.probe_interval_us)
+        if first < self._round_at:
+            self._round_at = first
+            self._due = min(self._due, first)
+
+    def _probe_next(self, effects: list[Effect], now: Micros) -> None:
+        """Probes one member, each once per pass, in an order that is drawn as it goes."""
+        order = self._order
+        if not order:
+            self._round_at = max(now + 1, min((stone.until for stone in self._tombstones.values()), default=_NEVER))
+            return
+        self._round_at = now + self._policy.probe_interval_us
+        if self._cursor >= len(order):
+            self._cursor = 0
+        cursor = self._cursor
+        drawn = cursor + self._draws.below(len(order) - cursor)
+        peer = order[drawn]
+        order[drawn] = order[cursor]
+        order[cursor] = peer
+        self._cursor = cursor + 1
+        if peer not in self._inquiries:
+            effects.append(SendProbe(peer, self._begin(peer, now).ticket))
+
+    def _begin(self, peer: PeerId, now: Micros) -> _Inquiry:
+        self._tickets += 1
+        due = Micros(now + self._policy.probe_timeout_us)
+        inquiry = self._inquiries[peer] = _Inquiry(self._tickets, now, due)
+        if due < self._due:
+            self._due = due
+        return inquiry
+
+    def _end_inquiry(self, peer: PeerId) -> _Inquiry | None:
+        inquiry = self._inquiries.pop(peer, None)
+        if not self._inquiries:
+            self._due = self._round_at
+        return inquiry
+
+    def _ask_directly(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
+        """Once more from the start, under the same ticket."""
+        inquiry.phase = _Phase.DIRECT
+        inquiry.helpers = []
+        self._wait(inquiry, now + self._policy.probe_timeout_us)
+        return (SendProbe(peer, inquiry.ticket),)
+
+    def _wait(self, inquiry: _Inquiry, until: int) -> None:
+        inquiry.due = Micros(until)
+        self._due = min(self._due, until)
+
+    def _on_answer(self, peer: PeerId, ticket: int, rtt_us: int, now: Micros) -> tuple[Effect, ...]:
+        inquiry = self._inquiries.get(peer)
+        if inquiry is None or inquiry.ticket != ticket:
             return ()
-        if len(self._lost_at) >= self._capacity:
-            del self._lost_at[next(iter(self._lost_at))]  # the peer that was lost first
-        self._lost_at[peer] = known[0].freshness
-        return (PeerForgotten(peer),)
+        del self._inquiries[peer]
+        if not self._inquiries:
+            self._due = self._round_at
+        self._heard_any_at = now
+        member = self._members.get(peer)
+        if member is None:
+            return self._revive(peer, inquiry, now)
+        member.rtt_us = rtt_us
+        member.heard_at = now
+        member.witness = None
+        if member.state is MemberState.ALIVE and not inquiry.reporters:
+            return ()
+        # In time only: one that was slow may have looked dead to an honest reporter.
+        false = inquiry.reporters if inquiry.phase is _Phase.DIRECT else ()
+        return self._heard(peer, member, None, now) + tuple(self._mute(reporter, now) for reporter in false)
+
+    def _heard(self, peer: PeerId, member: _Member, witness: PeerId | None, now: Micros) -> tuple[Effect, ...]:
+        member.heard_at = now
+        member.witness = witness
+        if member.state is MemberState.ALIVE:
+            return ()
+        member.state = MemberState.ALIVE
+        return (PeerRecovered(peer),)
+
+    def _revive(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
+        if inquiry.candidate is None:
+            return ()
+        announcement, lives_us = inquiry.candidate
+        return self._join(peer, announcement, lives_us, now)
+
+    def _on_unanswered(self, peer: PeerId, ticket: int, now: Micros) -> tuple[Effect, ...]:
+        inquiry = self._inquiries.get(peer)
+        if inquiry is None or inquiry.ticket != ticket or inquiry.phase is not _Phase.DIRECT:
+            return ()
+        return self._ask_others(peer, inquiry, now)
+
+    def _advance(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
+        match inquiry.phase:
+            case _Phase.DIRECT:
+                return self._ask_others(peer, inquiry, now)
+            case _Phase.INDIRECT:
+                return self._give_up(peer, inquiry, now)
+            case _Phase.GIVEN_UP:
+                assert inquiry.fails_at is not None
+                if now >= inquiry.fails_at:
+                    return self._fail(peer, now)
+                inquiry.due = inquiry.fails_at
+                return (SendProbe(peer, inquiry.ticket),)  # a last time, half-way to the end
+
+    def _ask_others(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
+        inquiry.helpers = self._choose_helpers(peer)
+        if not inquiry.helpers:
+            return self._give_up(peer, inquiry, now)
+        inquiry.phase = _Phase.INDIRECT
+        self._wait(inquiry, now + self._policy.indirect_timeout_us)
+        return tuple(SendIndirectProbe(helper, peer, inquiry.ticket) for helper in inquiry.helpers)
+
+    def _choose_helpers(self, peer: PeerId) -> list[PeerId]:
+        """Drawn among the members that are alive; the connected ones come first, for they can be asked at once."""
+        chosen: list[PeerId] = []
+        connected = [other for other in self._connected if self._can_help(other, peer)]
+        rest = [other for other in self._order if other not in self._connected and self._can_help(other, peer)]
+        for pool in (connected, rest):
+            while pool and len(chosen) < self._policy.helpers:
+                index = self._draws.below(len(pool))
+                pool[index], pool[-1] = pool[-1], pool[index]
+                chosen.append(pool.pop())
+        return chosen
+
+    def _can_help(self, other: PeerId, peer: PeerId) -> bool:
+        member = self._members.get(other)
+        return member is not None and other != peer and member.state is MemberState.ALIVE
+
+    def _on_indirect(
+        self, helper: PeerId, peer: PeerId, ticket: int, is_alive: bool, now: Micros
+    ) -> tuple[Effect, ...]:
+        inquiry = self._inquiries.get(peer)
+        if inquiry is None or inquiry.ticket != ticket or helper not in inquiry.helpers:
+            return ()
+        inquiry.helpers.remove(helper)
+        self._heard_any_at = now
+        if is_alive:
+            self._end_inquiry(peer)
+            return self._reached_by(helper, peer, inquiry, now)
+        if inquiry.helpers or inquiry.phase is not _Phase.INDIRECT:
+            return ()
+        return self._give_up(peer, inquiry, now)
+
+    def _reached_by(self, helper: PeerId, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
+        """Reporters are not blamed: they saw what we see."""
+        member = self._members.get(peer)
+        effects = self._revive(peer, inquiry, now) if member is None else self._heard(peer, member, helper, now)
+        return effects + self._tell_asymmetry(peer, helper, now)
+
+    def _tell_asymmetry(self, peer: PeerId, witness: PeerId, now: Micros) -> tuple[Effect, ...]:
+        pair = (peer, witness)
+        if self._told.get(pair, -1) > now:
+            return ()
+        self._told.pop(pair, None)
+        _make_room(self._told, self._policy.capacity)
+        self._told[pair] = Micros(now + self._policy.asymmetry_repeat_us)
+        return (AsymmetryFound(peer, witness),)
+
+    # --- the end of a peer -------------------------------------------------------------
+    def _give_up(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
+        member = self._members.get(peer)
+        if member is None:
+            return self._refuse_revival(peer, inquiry)
+        inquiry.phase = _Phase.GIVEN_UP
+        effects: tuple[Effect, ...] = ()
+        if member.state is MemberState.ALIVE:
+            member.state = MemberState.SUSPECT
+            effects = (PeerSuspected(peer),)
+        if inquiry.fails_at is None:
+            inquiry.fails_at = Micros(now + self._policy.suspect_us)
+        self._wait(inquiry, max(now + 1, (now + inquiry.fails_at) // 2))
+        if inquiry.has_reported or inquiry.reporters or self._heard_any_at < inquiry.began_at:
+            return effects
+        inquiry.has_reported = True
+        return (*effects, ReportDown(peer, member.announcement.incarnation))
+
+    def _refuse_revival(self, peer: PeerId, inquiry: _Inquiry) -> tuple[Effect, ...]:
+        """What did not prove itself must be followed by something fresher still."""
+        self._end_inquiry(peer)
+        stone = self._tombstones.get(peer)
+        if stone is not None and inquiry.candidate is not None:
+            stone.sequence = max(stone.sequence, inquiry.candidate[0].sequence)
+        return ()
+
+    def _fail(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+        member = self._remove(peer)
+        said = member.announcement
+        # Not before what it said has expired everywhere: an echo of that would make it a new peer.
+        until = max(now + self._policy.tombstone_us, member.announced_at + member.lives_us)
+        self._bury(
+            peer, _Tombstone(MemberState.FAILED, said.incarnation, said.sequence, member.heard_at, Micros(until))
+        )
+        return (PeerFailed(peer),)
+
+    def _bury(self, peer: PeerId, stone: _Tombstone) -> None:
+        self._tombstones.pop(peer, None)
+        _make_room(self._tombstones, self._policy.capacity)
+        self._tombstones[peer] = stone
+
+    def _on_leaving(self, peer: PeerId, incarnation: int, now: Micros) -> tuple[Effect, ...]:
+        """Also of a peer that is not in view: what it said before may still come, and must not bring it in."""
+        stone = self._tombstones.get(peer)
+        if peer == self._own_peer or (stone is not None and stone.incarnation > incarnation):
+            return ()
+        member = self._members.get(peer)
+        until = Micros(now + self._policy.tombstone_us)
+        heard_at = now
+        if member is not None:
+            if member.announcement.incarnation > incarnation:
+                return ()
+            self._remove(peer)
+            until = Micros(max(until, member.announced_at + member.lives_us))
+        else:
+            self._end_inquiry(peer)
+        self._bury(peer, _Tombstone(MemberState.LEFT, incarnation, _NEVER, heard_at, until))
+        if self._round_at == _NEVER:
+            self._start_rounds(now)
+        return () if member is None else (PeerLeft(peer),)
+
+    def _clear_tombstones(self, effects: list[Effect], now: Micros) -> None:
+        for peer in [peer for peer, stone in self._tombstones.items() if stone.until <= now]:
+            del self._tombstones[peer]
+            self._end_inquiry(peer)
+            effects.append(PeerForgotten(peer))
+
+    def _expire(self, effects: list[Effect], now: Micros) -> None:
+        """Forgets members whose announcement expired, unless they are connected or being asked."""
+        again = _NEVER
+        for peer, member in list(self._members.items()):
+            due = member.announced_at + member.lives_us
+            if due > now:
+                again = min(again, due)
+            elif peer in self._connected or peer in self._inquiries:
+                again = min(again, now + self._policy.probe_interval_us)
+            else:
+                self._remove(peer)
+                effects.append(PeerForgotten(peer))
+        self._expiry_at = again
+
+    # --- reports -------------------------------------------------------------------------
+    def _on_report(self, reporter: PeerId, peer: PeerId, incarnation: int, now: Micros) -> tuple[Effect, ...]:
+        if reporter in (self._own_peer, peer) or reporter not in self._members or self.is_muted(reporter, now):
+            return ()
+        if peer == self._own_peer:
+            return self._on_report_of_us(reporter, now)
+        member = self._members.get(peer)
+        if member is None or member.announcement.incarnation != incarnation:
+            return ()
+        inquiry = self._inquiries.get(peer)
+        if inquiry is None:
+            if len(self._inquiries) >= self._policy.max_verifications:
+                return ()
+            inquiry = self._begin(peer, now)
+            inquiry.reporters = (reporter,)
+            return (SendProbe(peer, inquiry.ticket),)
+        if reporter not in inquiry.reporters and len(inquiry.reporters) < MAX_REPORTERS:
+            inquiry.reporters = (*inquiry.reporters, reporter)
+        return ()
+
+    def _on_report_of_us(self, reporter: PeerId, now: Micros) -> tuple[Effect, ...]:
+        """False beyond doubt, but others may believe it, so we speak up; the reporter may mean well."""
+        muted = self._mute(reporter, now)
+        if now - self._refuted_at < self._policy.refute_us:
+            return (muted,)
+        self._refuted_at = now
+        return (muted, RefuteSelf(reporter))
+
+    def _mute(self, reporter: PeerId, now: Micros) -> ReporterMuted:
+        self._muted.pop(reporter, None)
+        _make_room(self._muted, self._policy.capacity)
+        self._muted[reporter] = Micros(now + self._policy.mute_us)
+        return ReporterMuted(reporter)
 
 
-def _says_something_new(before: Announcement, after: Announcement) -> bool:
-    return (before.models, before.free_bytes, before.memory_bytes, before.addresses, before.incarnation) != (
-        after.models,
-        after.free_bytes,
-        after.memory_bytes,
-        after.addresses,
-        after.incarnation,
-    )
+def _is_fresher(announcement: Announced, than: tuple[Announced, int] | None) -> bool:
+    if than is None:
+        return True
+    known = than[0]
+    return (announcement.incarnation, announcement.sequence) > (known.incarnation, known.sequence)
+
+
+def _make_room(table: dict[Any, Any], capacity: int) -> None:
+    """Gives up what came first."""
+    while len(table) >= capacity:
+        del table[next(iter(table))]

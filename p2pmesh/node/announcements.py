@@ -55,7 +55,9 @@ class AnnouncementBoard:
     def __init__(self, ports: Neighbours, own: Announcement) -> None:
         self._ports = ports
         self._own = own
-        self._machine = membership.MembershipMachine(ports.identity.peer_id)
+        self._machine = membership.MembershipMachine[Announcement](
+            ports.identity.peer_id, membership.MembershipPolicy(capacity=MAX_PEERS), is_change=_says_something_new
+        )
         self._sealed: dict[PeerId, bytes] = {}
         self._sealed_bytes = 0
         self._own_changes = Changes()
@@ -144,6 +146,8 @@ class AnnouncementBoard:
         self.on_heard(announcement, data)
         if not is_admitted and self._is_crowded(peer, len(data)):
             return
+        if is_admitted:
+            self._handle(membership.ConnectionOpened(peer))
         self._handle(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
             self._sealed_bytes += len(data) - len(self._sealed.get(peer, b""))
@@ -156,7 +160,7 @@ class AnnouncementBoard:
 
     def forget(self, peer: PeerId) -> None:
         """The peer is lost."""
-        self._handle(membership.PeerLost(peer))
+        self._handle(membership.ConnectionLost(peer))
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossips, listens and forgets until cancelled; started once the topic is joined."""
@@ -180,8 +184,10 @@ class AnnouncementBoard:
 
     def _handle(self, event: membership.Event) -> None:
         for effect in self._machine.handle(event, self._ports.clock.now()):
-            if isinstance(effect, membership.PeerForgotten):
+            if isinstance(effect, membership.PeerForgotten | membership.PeerFailed | membership.PeerLeft):
                 self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
+            if isinstance(effect, membership.SendProbe) and self._machine.state_of(effect.peer) == "alive":
+                self._handle(membership.ProbeAnswered(effect.peer, effect.ticket, 0))  # until liveness runs
             self.changes.mark()
 
     async def _follow(self, subscription: Subscription) -> None:
@@ -204,3 +210,13 @@ class AnnouncementBoard:
             with trio.move_on_after(wait_s):
                 await self._own_changes.wait_beyond(seen)
                 waits = list(reversed(_REPEATS_AFTER_CHANGE_S))
+
+
+def _says_something_new(before: Announcement, after: Announcement) -> bool:
+    """Whether a fresher announcement differs in what others here act on."""
+    return (before.models, before.free_bytes, before.memory_bytes, before.addresses) != (
+        after.models,
+        after.free_bytes,
+        after.memory_bytes,
+        after.addresses,
+    )

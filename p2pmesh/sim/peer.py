@@ -10,6 +10,7 @@ from typing import Protocol
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_PEERS
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, membership
 from p2pmesh.sim.journal import Journal
@@ -87,7 +88,9 @@ class SimPeer:
         self.traits = traits
         self.models: tuple[ServedModel, ...] = ()
         self.admission = admission.AdmissionMachine()
-        self.membership = membership.MembershipMachine(peer_id_of(traits.number))
+        self.membership = membership.MembershipMachine[Announcement](
+            peer_id_of(traits.number), membership.MembershipPolicy(capacity=MAX_PEERS), traits.number
+        )
         self._incarnation = incarnation
         self._sequence = 0
         self._world = world
@@ -97,7 +100,7 @@ class SimPeer:
             partial(self._note, "admission"),
         )  # fmt: skip
         self._membership_runner = MachineRunner[membership.Event, membership.Effect](
-            world.scheduler, self.membership, membership.DeadlinePassed(), _perform_nothing,
+            world.scheduler, self.membership, membership.DeadlinePassed(), self._perform_membership,
             partial(self._note, "membership"),
         )  # fmt: skip
 
@@ -146,6 +149,7 @@ class SimPeer:
             return
         self._admission_runner.post(admission.HelloAccepted(peer))
         if self.admission.is_admitted(peer):
+            self._membership_runner.post(membership.ConnectionOpened(peer))
             self.on_announcement(announcement, LIFE_US)
 
     def on_announcement(self, announcement: Announcement, lives_us: int) -> None:
@@ -163,10 +167,18 @@ class SimPeer:
             case admission.Drop(peer):
                 self._world.network.close(self.number, number_of(peer))
             case admission.Lose(peer):
-                self._membership_runner.post(membership.PeerLost(peer))
+                self._membership_runner.post(membership.ConnectionLost(peer))
                 self._world.on_lost(self, number_of(peer))
             case admission.Admit():
                 pass
+
+    def _perform_membership(self, effect: membership.Effect) -> None:
+        if isinstance(effect, membership.SendProbe):
+            is_running = self._world.peer(number_of(effect.peer)) is not None
+            answer: membership.Event = membership.ProbeUnanswered(effect.peer, effect.ticket)
+            if is_running:
+                answer = membership.ProbeAnswered(effect.peer, effect.ticket, 0)
+            self._membership_runner.post(answer)
 
     def _keep_dialled(self, other: int) -> None:
         if self._is_stopped or self._world.network.believes_connected(self.number, other):
@@ -190,7 +202,3 @@ class SimPeer:
 
     def _note(self, machine: str, now: Micros, event: object, effects: tuple[object, ...]) -> None:
         self._world.journal.note(now, f"{self.number} {machine}", event, effects)
-
-
-def _perform_nothing(_: membership.Effect) -> None:
-    """Membership only informs; who plans or routes looks at the table itself."""

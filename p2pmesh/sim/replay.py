@@ -16,6 +16,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, coordination, generation, membership
 from p2pmesh.sim.runner import Machine
+from p2pmesh.wire.announcement import Announcement
 
 E = TypeVar("E")
 F = TypeVar("F")
@@ -28,6 +29,8 @@ MACHINES: dict[str, types.ModuleType] = {
     "generation": generation,
     "membership": membership,
 }
+_RECORDED_AS: dict[Any, type[Any]] = {membership.Announced: Announcement}
+"""What a machine knows by a few properties only is recorded whole."""
 MAX_LINE_CHARACTERS = 1_000_000
 
 
@@ -125,6 +128,7 @@ def _decode_record(kind: type[Any], fields: Any) -> Any:
 
 def _decode(hint: Any, value: Any) -> Any:
     hint = getattr(hint, "__supertype__", hint)
+    hint = _RECORDED_AS.get(hint, hint)
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{value!r} is no list")

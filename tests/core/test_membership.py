@@ -1,195 +1,549 @@
-"""What is known of other peers: freshness, expiry, capacity, echoes of the lost."""
+"""What is believed of other peers: announcements, probes, suspicion, reports, tombstones."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+import pytest
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.membership import (
     AnnouncementReceived,
+    AsymmetryFound,
+    ConnectionLost,
+    ConnectionOpened,
     DeadlinePassed,
+    DownReported,
     Effect,
     Event,
+    IndirectAnswered,
+    LeavingHeard,
     MembershipMachine,
+    MembershipPolicy,
+    MemberState,
     PeerChanged,
+    PeerFailed,
     PeerForgotten,
     PeerJoined,
-    PeerLost,
+    PeerLeft,
+    PeerRecovered,
+    PeerSuspected,
+    ProbeAnswered,
+    ProbeUnanswered,
+    RefuteSelf,
+    ReportDown,
+    ReporterMuted,
+    SendIndirectProbe,
+    SendProbe,
 )
-from p2pmesh.wire.announcement import Announcement, ServedModel
 
-ME, A, B, C, D = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
-MODEL = ServedModel("m", "0" * 64, bytes(16), 1, 4096)
-
-
-def said(
-    peer: PeerId, sequence: int = 1, incarnation: int = 1, free: int = 5, lives_us: int = 100, models: int = 0
-) -> AnnouncementReceived:
-    announcement = Announcement(
-        peer, "0" * 32, "name", "1", incarnation, sequence, 0, (), 10, free, (MODEL,) * models
-    )  # fmt: skip
-    return AnnouncementReceived(announcement, lives_us)
+ME, A, B, C, D, E = (PeerId(name) for name in ("me", "a", "b", "c", "d", "e"))
+S = 1_000_000
+LONG_US = 10_000 * S
+POLICY = MembershipPolicy()
 
 
-def feed(machine: MembershipMachine, *events: Event, at: int = 0) -> list[Effect]:
-    return [effect for event in events for effect in machine.handle(event, Micros(at))]
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All that the machine reads of an announcement, and something it does not."""
+
+    peer_id: str
+    incarnation: int = 1
+    sequence: int = 1
+    models: int = 0
 
 
-def test_a_peer_joins_with_its_first_announcement() -> None:
-    machine = MembershipMachine(ME)
-    assert feed(machine, said(B), said(A)) == [PeerJoined(B), PeerJoined(A)]
-    assert [known.peer_id for known in machine.announcements()] == [A, B]
-    assert machine.find(A) == said(A).announcement
-    assert machine.find(C) is None
+def said(peer: PeerId, sequence: int = 1, incarnation: int = 1, lives_us: int = LONG_US, models: int = 0) -> Event:
+    return AnnouncementReceived(Said(peer, incarnation, sequence, models), lives_us)
+
+
+def new_machine(policy: MembershipPolicy = POLICY) -> MembershipMachine[Said]:
+    return MembershipMachine(ME, policy, seed=3, is_change=lambda before, after: before.models != after.models)
+
+
+class Life:
+    """A machine with a clock: deadlines come by themselves, as a runner would have them."""
+
+    def __init__(self, *peers: PeerId, policy: MembershipPolicy = POLICY) -> None:
+        self.machine = new_machine(policy)
+        self.now = 0
+        self.log: list[tuple[int, Effect]] = []
+        for peer in peers:
+            self.tell(said(peer))
+        self.log.clear()
+
+    def tell(self, *events: Event) -> list[Effect]:
+        effects = [effect for event in events for effect in self.machine.handle(event, Micros(self.now))]
+        self.log += [(self.now, effect) for effect in effects]
+        return effects
+
+    def wait(self, seconds: float, answering: tuple[PeerId, ...] = ()) -> list[Effect]:
+        """Effects until then; ``answering`` peers answer each probe at once."""
+        until = self.now + round(seconds * S)
+        effects: list[Effect] = []
+        while (due := self.machine.deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            before = self.machine.deadline()
+            for effect in self.tell(DeadlinePassed()):
+                effects.append(effect)
+                if isinstance(effect, SendProbe) and effect.peer in answering:
+                    effects += self.tell(ProbeAnswered(effect.peer, effect.ticket, 500))
+            assert (after := self.machine.deadline()) is None or after > self.now, (before, after)
+        self.now = until
+        return effects
+
+    def ticket(self, peer: PeerId) -> int:
+        """Of the newest probe of a peer."""
+        return next(e.ticket for _, e in reversed(self.log) if isinstance(e, SendProbe) and e.peer == peer)
+
+    def until_probed(self, peer: PeerId, answering: tuple[PeerId, ...] = ()) -> int:
+        """Lets rounds pass until a peer is probed; its ticket."""
+        for _ in range(100):
+            due = self.machine.deadline()
+            assert due is not None
+            for effect in self.wait((due - self.now) / S, tuple(p for p in answering if p != peer)):
+                if isinstance(effect, SendProbe) and effect.peer == peer:
+                    return effect.ticket
+        raise AssertionError(f"{peer} is never probed")
+
+    def times(self, kind: type) -> list[int]:
+        """When effects of a kind came."""
+        return [when for when, effect in self.log if isinstance(effect, kind)]
+
+    def state(self, peer: PeerId) -> MemberState | None:
+        return self.machine.state_of(peer)
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+# --- announcements ------------------------------------------------------------
+def test_a_peer_joins_with_its_first_announcement_and_the_machine_keeps_that_object() -> None:
+    life = Life()
+    announcement = Said(B)
+    assert life.tell(AnnouncementReceived(announcement, LONG_US), said(A)) == [PeerJoined(B), PeerJoined(A)]
+    assert [known.peer_id for known in life.machine.announcements()] == [A, B]
+    assert life.machine.find(B) is announcement
+    assert life.machine.find(C) is None
+    assert (life.machine.live_count, life.machine.known_count) == (2, 2)
+    assert (life.state(A), life.state(C)) == (MemberState.ALIVE, None)
 
 
 def test_a_node_learns_nothing_of_itself() -> None:
-    assert feed(MembershipMachine(ME), said(ME)) == []
+    life = Life()
+    assert life.tell(said(ME), ConnectionOpened(ME), ConnectionLost(ME), LeavingHeard(ME, 9)) == []
+    assert life.machine.known_count == 0
+    assert life.machine.deadline() is None
 
 
 def test_an_announcement_that_has_expired_on_its_way_says_nothing() -> None:
-    machine = MembershipMachine(ME)
-    assert feed(machine, said(A, lives_us=0), said(B, lives_us=-5)) == []
-    assert machine.announcements() == ()
+    life = Life(A)
+    assert life.tell(said(B, lives_us=0), said(B, lives_us=-5), said(A, 2, models=1, lives_us=0)) == []
+    assert life.machine.find(A) == Said(A)
 
 
 def test_only_fresher_announcements_count_and_an_incarnation_outranks_any_sequence() -> None:
-    machine = MembershipMachine(ME)
-    feed(machine, said(A, sequence=7))
-    assert feed(machine, said(A, sequence=7, free=1), said(A, sequence=6, free=1)) == []
-    assert feed(machine, said(A, sequence=0, incarnation=2)) == [PeerChanged(A)]
-    assert feed(machine, said(A, sequence=99, incarnation=1, free=1)) == []
+    life = Life()
+    life.tell(said(A, sequence=7))
+    assert life.tell(said(A, 7, models=1), said(A, 6, models=1)) == []
+    assert life.tell(said(A, sequence=0, incarnation=2)) == [PeerChanged(A)]
+    assert life.tell(said(A, sequence=99, incarnation=1, models=1)) == []
+    assert life.machine.find(A) == Said(A, 2, 0)
 
 
-def test_a_repetition_lives_on_but_is_no_change() -> None:
-    machine = MembershipMachine(ME)
-    feed(machine, said(A))
-    assert feed(machine, said(A, sequence=2), at=50) == []
-    assert feed(machine, DeadlinePassed(), at=100) == []
-    assert machine.deadline() == 150
-    assert feed(machine, DeadlinePassed(), at=150) == [PeerForgotten(A)]
+def test_a_repetition_is_no_change_and_what_others_act_on_is_one() -> None:
+    life = Life(A)
+    assert life.tell(said(A, 2)) == []
+    assert life.tell(said(A, 3, models=1)) == [PeerChanged(A)]
 
 
-def test_models_memory_and_addresses_are_changes() -> None:
-    machine = MembershipMachine(ME)
-    feed(machine, said(A))
-    assert feed(machine, said(A, sequence=2, models=1), said(A, sequence=3, free=4, models=1)) == [PeerChanged(A)] * 2
-    moved = said(A, sequence=4, free=4, models=1)
-    moved = replace(moved, announcement=replace(moved.announcement, addresses=("/ip4/1.2.3.4",)))
-    assert feed(machine, moved) == [PeerChanged(A)]
+def test_without_a_rule_only_a_new_incarnation_is_a_change() -> None:
+    machine = MembershipMachine[Said](ME)
+    assert machine.handle(said(A), Micros(0)) == (PeerJoined(A),)
+    assert machine.handle(said(A, 2, models=5), Micros(0)) == ()
+    assert machine.handle(said(A, 1, incarnation=2), Micros(0)) == (PeerChanged(A),)
 
 
-def test_silence_until_the_expiry_forgets_a_peer() -> None:
-    machine = MembershipMachine(ME)
-    assert machine.deadline() is None
-    feed(machine, said(B, lives_us=300), said(A, lives_us=100))
-    assert machine.deadline() == 100
-    assert feed(machine, DeadlinePassed(), at=99) == []
-    assert feed(machine, DeadlinePassed(), at=100) == [PeerForgotten(A)]
-    assert machine.deadline() == 300
-    assert feed(machine, DeadlinePassed(), at=300) == [PeerForgotten(B)]
-    assert machine.deadline() is None
+def test_an_announcement_that_expires_is_forgotten_unless_its_peer_is_connected() -> None:
+    life = Life()
+    life.tell(said(A, lives_us=30 * S), ConnectionOpened(B), said(B, lives_us=30 * S), said(C))
+    told = life.wait(45, answering=(A, B, C))
+    assert PeerForgotten(A) in told
+    assert PeerForgotten(B) not in told
+    assert (life.state(A), life.state(B)) == (None, MemberState.ALIVE)
+    assert life.tell(said(A, 1, lives_us=5)) == [PeerJoined(A)]
 
 
-def test_a_full_table_takes_no_new_peers_but_keeps_up_with_those_it_has() -> None:
-    machine = MembershipMachine(ME, capacity=2)
-    feed(machine, said(A), said(B))
-    assert feed(machine, said(C), said(B, sequence=2, free=1)) == [PeerChanged(B)]
-    feed(machine, PeerLost(A))
-    assert feed(machine, said(C)) == [PeerJoined(C)]
+# --- rounds ---------------------------------------------------------------------
+def test_each_pass_probes_every_member_once_in_an_order_that_is_drawn() -> None:
+    peers = tuple(PeerId(f"p{n}") for n in range(8))
+    life = Life(*peers)
+    orders = []
+    life.wait(life.machine.deadline() / S - 0.000001)  # type: ignore[operator]
+    for _ in range(3):
+        probed = [e.peer for e in life.wait(80, peers) if isinstance(e, SendProbe)]
+        assert sorted(probed) == sorted(peers)
+        orders.append(probed)
+    assert orders[0] != orders[1]
+    assert life.log[0][0] <= POLICY.probe_interval_us
+    assert set(kinds([effect for _, effect in life.log])) == {SendProbe}
 
 
-def test_a_lost_peer_is_forgotten_and_its_echoes_do_not_bring_it_back() -> None:
-    machine = MembershipMachine(ME)
-    feed(machine, said(A, sequence=5))
-    assert feed(machine, PeerLost(A), PeerLost(A), PeerLost(B)) == [PeerForgotten(A)]
-    assert feed(machine, said(A, sequence=5), said(A, sequence=4)) == []
-    assert feed(machine, said(A, sequence=6)) == [PeerJoined(A)]
-    feed(machine, PeerLost(A))
-    assert feed(machine, said(A, sequence=0, incarnation=2)) == [PeerJoined(A)]
+def test_rounds_differ_between_seeds_and_repeat_for_one() -> None:
+    def first_round(seed: int) -> int | None:
+        machine = MembershipMachine[Said](ME, seed=seed)
+        machine.handle(said(A), Micros(0))
+        return machine.deadline()
+
+    assert first_round(1) == first_round(1)
+    assert len({first_round(seed) for seed in range(10)}) > 5
 
 
-def test_memory_of_lost_peers_is_bounded_and_gives_up_the_oldest() -> None:
-    machine = MembershipMachine(ME, capacity=2)
+def test_an_answer_is_heard_and_measured() -> None:
+    life = Life(A)
+    ticket = life.until_probed(A)
+    life.now += 1000
+    assert life.tell(ProbeAnswered(A, ticket, 900)) == []
+    (view,) = life.machine.views()
+    assert (view.heard_at, view.rtt_us, view.witness, view.is_connected) == (life.now, 900, None, False)
+    assert life.tell(ProbeAnswered(A, ticket, 5), ProbeAnswered(B, 1, 5), ProbeUnanswered(A, ticket)) == []
+    assert life.machine.views()[0].rtt_us == 900
+
+
+# --- suspicion and failure --------------------------------------------------------
+def test_a_peer_that_nobody_reaches_is_suspected_reported_probed_again_and_fails() -> None:
+    life = Life(A, B, C, D, E)
+    others = (B, C, D, E)
+    ticket = life.until_probed(A, others)
+    start = life.now
+    asked = [e for e in life.wait(3, others) if isinstance(e, SendIndirectProbe)]
+    assert [(e.peer, e.ticket) for e in asked] == [(A, ticket)] * 3
+    assert len({e.helper for e in asked} & set(others)) == 3
+    assert life.tell(*(IndirectAnswered(e.helper, A, ticket, False) for e in asked)) == [
+        PeerSuspected(A),
+        ReportDown(A, 1),
+    ]
+    assert (life.state(A), life.machine.find(A)) == (MemberState.SUSPECT, Said(A))
+    told = [e for e in life.wait(10, others) if e.peer == A]  # type: ignore[union-attr]
+    assert told == [SendProbe(A, ticket), PeerFailed(A)]
+    assert life.now - start == 13 * S
+    assert (life.state(A), life.machine.find(A)) == (MemberState.FAILED, None)
+    assert (life.machine.live_count, life.machine.known_count) == (4, 5)
+
+
+def test_silence_of_helpers_takes_as_long_as_the_policy_says_and_no_longer() -> None:
+    life = Life(A, B)
+    life.until_probed(A, (B,))
+    start = life.now
+    life.wait(18, (B,))
+    assert [when - start for when in life.times(PeerFailed)] == [18 * S]
+    assert [when - start for when in life.times(PeerSuspected)] == [8 * S]
+
+
+def test_a_refused_dial_asks_others_at_once() -> None:
+    life = Life(A, B)
+    ticket = life.until_probed(A, (B,))
+    assert life.tell(ProbeUnanswered(A, ticket)) == [SendIndirectProbe(B, A, ticket)]
+    assert life.tell(ProbeUnanswered(A, ticket)) == []
+
+
+def test_with_nobody_to_ask_the_peer_is_suspected_and_nobody_is_told() -> None:
+    life = Life(A)
+    ticket = life.until_probed(A)
+    assert life.tell(ProbeUnanswered(A, ticket)) == [PeerSuspected(A)]
+
+
+def test_who_hears_nobody_reports_nobody() -> None:
+    life = Life(A, B, C)
+    life.wait(200)
+    assert life.machine.live_count == 0
+    assert life.times(ReportDown) == []
+
+
+def test_any_answer_of_a_suspect_recovers_it_even_a_late_one() -> None:
+    life = Life(A, B)
+    ticket = life.until_probed(A, (B,))
+    life.wait(9, (B,))
+    assert life.state(A) is MemberState.SUSPECT
+    assert life.tell(ProbeAnswered(A, ticket, 9 * S)) == [PeerRecovered(A)]
+    assert PeerFailed not in kinds(life.wait(60, (A, B)))
+
+
+def test_a_slow_answer_within_the_second_opinion_is_not_even_a_suspicion() -> None:
+    life = Life(A, B)
+    ticket = life.until_probed(A, (B,))
+    life.wait(5, (B,))
+    assert life.tell(ProbeAnswered(A, ticket, 5 * S)) == []
+    assert life.times(PeerSuspected) == []
+
+
+# --- connections --------------------------------------------------------------------
+def test_a_lost_connection_is_a_suspicion_and_a_probe_at_once() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A))
+    told = life.tell(ConnectionLost(A))
+    assert told == [PeerSuspected(A), SendProbe(A, life.ticket(A))]
+    assert life.tell(ConnectionLost(A)) == []
+    life.tell(ProbeUnanswered(A, life.ticket(A)), IndirectAnswered(B, A, life.ticket(A), False))
+    life.wait(10, (B,))
+    assert life.times(PeerFailed) == [10 * S]
+
+
+def test_a_peer_that_reconnects_within_moments_never_stops_counting() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A), ConnectionLost(A))
+    life.wait(2)
+    assert life.machine.find(A) is not None
+    assert life.tell(ConnectionOpened(A)) == [PeerRecovered(A)]
+    assert life.tell(ProbeUnanswered(A, life.ticket(A))) == []
+    assert life.state(A) is MemberState.ALIVE
+
+
+def test_the_loss_of_a_connection_that_was_not_told_of_says_nothing() -> None:
+    assert Life(A).tell(ConnectionLost(A), ConnectionLost(B)) == []
+
+
+def test_a_connection_lost_while_a_probe_is_out_sends_no_second_one() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A))
+    life.until_probed(A, (B,))
+    start = life.now
+    assert life.tell(ConnectionLost(A)) == [PeerSuspected(A)]
+    life.wait(10, (B,))
+    assert [when - start for when in life.times(PeerFailed)] == [10 * S]
+
+
+# --- a restart, and what a suspect says -----------------------------------------------
+def test_a_new_incarnation_ends_every_doubt() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A), ConnectionLost(A), DownReported(B, A, 1))
+    assert life.tell(said(A, 1, incarnation=2)) == [PeerRecovered(A), PeerChanged(A)]
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 5)) == []  # and nobody is muted for a report that was true
+    assert not life.machine.is_muted(B, Micros(life.now))
+
+
+def test_word_of_a_suspect_earns_another_probe_but_no_belief() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A), ConnectionLost(A))
+    first = life.ticket(A)
+    life.tell(ProbeUnanswered(A, first), IndirectAnswered(B, A, first, False))
+    life.now += 2 * S
+    assert life.tell(said(A, 2)) == [SendProbe(A, first)]
+    assert life.state(A) is MemberState.SUSPECT
+    assert life.tell(said(A, 3)) == []  # a probe is out
+    life.wait(11, (B,))
+    assert life.times(PeerFailed) == [12 * S]
+    assert len(life.times(ReportDown)) == 1
+
+
+# --- tombstones --------------------------------------------------------------------
+def failed_life() -> Life:
+    life = Life(A, B)
+    life.tell(said(A, 5))
+    life.tell(ConnectionOpened(A), ConnectionLost(A))
+    life.wait(11, (B,))
+    assert life.state(A) is MemberState.FAILED
+    return life
+
+
+def test_echoes_do_not_bring_a_failed_peer_back() -> None:
+    life = failed_life()
+    assert life.tell(said(A, 5), said(A, 4)) == []
+    assert life.state(A) is MemberState.FAILED
+
+
+def test_a_fresher_announcement_of_a_failed_peer_counts_once_it_has_answered() -> None:
+    life = failed_life()
+    (probe,) = life.tell(said(A, 6))
+    assert isinstance(probe, SendProbe)
+    assert life.tell(said(A, 7), said(A, 6)) == []
+    assert life.state(A) is MemberState.FAILED
+    assert life.tell(ProbeAnswered(A, probe.ticket, 5)) == [PeerJoined(A)]
+    assert life.machine.find(A) == Said(A, 1, 7)
+
+
+def test_what_does_not_prove_itself_must_be_followed_by_something_fresher() -> None:
+    life = failed_life()
+    (probe,) = life.tell(said(A, 6))
+    assert isinstance(probe, SendProbe)
+    life.tell(ProbeUnanswered(A, probe.ticket))
+    assert life.tell(IndirectAnswered(B, A, probe.ticket, False)) == []
+    assert life.tell(said(A, 6)) == []
+    assert kinds(life.tell(said(A, 7))) == [SendProbe]
+    assert life.tell(IndirectAnswered(B, A, life.ticket(A), True)) == []  # nobody has been asked yet
+    life.tell(ProbeUnanswered(A, life.ticket(A)))
+    assert life.tell(IndirectAnswered(B, A, life.ticket(A), True)) == [PeerJoined(A), AsymmetryFound(A, B)]
+
+
+def test_a_failed_peer_that_connects_or_restarts_is_believed_at_once() -> None:
+    life = failed_life()
+    life.tell(ConnectionOpened(A))
+    assert life.tell(said(A, 6)) == [PeerJoined(A)]
+    life = failed_life()
+    assert life.tell(said(A, 0, incarnation=2)) == [PeerJoined(A)]
+
+
+def test_a_tombstone_outlives_what_the_peer_said() -> None:
+    life = Life(B)
+    life.tell(ConnectionOpened(A), said(A, lives_us=900 * S), ConnectionLost(A))
+    life.wait(889, (B,))
+    assert life.tell(said(A, lives_us=11 * S)) == []
+    assert PeerForgotten(A) in life.wait(30, (B,))
+    assert life.state(A) is None
+
+
+def test_a_short_lived_word_has_a_tombstone_of_the_whole_length() -> None:
+    life = Life()
+    life.tell(said(A, lives_us=60 * S), ConnectionOpened(A), ConnectionLost(A))
+    life.wait(12)
+    assert PeerFailed(A) in [effect for _, effect in life.log]
+    assert life.wait(295) == []
+    assert PeerForgotten(A) in life.wait(15)
+    assert life.machine.deadline() is None
+
+
+# --- leaving --------------------------------------------------------------------
+def test_a_peer_that_says_that_it_goes_is_gone_at_once_and_only_a_restart_brings_it_back() -> None:
+    life = Life(A, B)
+    assert life.tell(LeavingHeard(A, 1)) == [PeerLeft(A)]
+    assert life.tell(LeavingHeard(A, 1)) == []
+    assert (life.state(A), life.machine.find(A)) == (MemberState.LEFT, None)
+    assert life.tell(ConnectionOpened(A), said(A, 99), ConnectionLost(A)) == []
+    assert life.tell(said(A, 1, incarnation=2)) == [PeerJoined(A)]
+    assert life.tell(LeavingHeard(A, 1)) == []
+    assert life.state(A) is MemberState.ALIVE
+
+
+def test_leaving_is_believed_of_a_peer_that_is_not_in_view_yet() -> None:
+    life = Life()
+    assert life.tell(LeavingHeard(A, 3)) == []
+    assert life.tell(said(A, 9, incarnation=3)) == []
+    assert life.tell(LeavingHeard(A, 2)) == []
+    assert life.tell(said(A, 1, incarnation=4)) == [PeerJoined(A)]
+
+
+# --- reports --------------------------------------------------------------------
+def test_a_report_is_verified_and_a_false_one_mutes_its_reporter() -> None:
+    life = Life(A, B, C)
+    (probe,) = life.tell(DownReported(B, A, 1))
+    assert probe == SendProbe(A, life.ticket(A))
+    assert life.state(A) is MemberState.ALIVE
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 5)) == [ReporterMuted(B)]
+    assert life.tell(DownReported(B, A, 1), DownReported(B, C, 1)) == []
+    life.now += POLICY.mute_us
+    assert kinds(life.tell(DownReported(B, C, 1))) == [SendProbe]
+
+
+def test_a_true_report_spreads_no_further_and_leads_to_the_same_end() -> None:
+    life = Life(A, B, C)
+    life.tell(DownReported(B, A, 1))
+    ticket = life.ticket(A)
+    asked = life.tell(ProbeUnanswered(A, ticket))
+    assert PeerSuspected(A) in life.tell(*(IndirectAnswered(e.helper, A, ticket, False) for e in asked))  # type: ignore[union-attr]
+    told = life.wait(10, (B, C))
+    assert PeerFailed(A) in told
+    assert life.times(ReportDown) == []
+
+
+def test_all_who_report_the_same_falsehood_are_muted_but_not_for_a_peer_that_was_slow() -> None:
+    life = Life(A, B, C, D)
+    life.tell(DownReported(B, A, 1), DownReported(C, A, 1), DownReported(B, A, 1))
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 5)) == [ReporterMuted(B), ReporterMuted(C)]
+    life.tell(DownReported(D, A, 1))
+    life.wait(4, (B, C, D))
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 4 * S)) == []
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        DownReported(E, A, 1),  # a stranger
+        DownReported(A, A, 1),  # of itself
+        DownReported(B, E, 1),  # of a stranger
+        DownReported(B, A, 0),  # of a life that is over
+        DownReported(B, A, 2),  # of one that we know nothing of
+        DownReported(ME, A, 1),
+    ],
+)
+def test_a_report_that_cannot_matter_starts_nothing(report: DownReported) -> None:
+    assert Life(A, B).tell(report) == []
+
+
+def test_reports_start_a_bounded_number_of_probes() -> None:
+    peers = tuple(PeerId(f"p{n}") for n in range(20))
+    life = Life(*peers, policy=replace(POLICY, max_verifications=4))
+    reports = [DownReported(reporter, peer, 1) for reporter, peer in zip(peers, peers[::-1], strict=True)]
+    assert len(life.tell(*reports)) == 4
+
+
+def test_a_report_of_ourselves_is_refuted_and_its_reporter_muted_but_not_without_end() -> None:
+    life = Life(A, B)
+    assert life.tell(DownReported(A, ME, 7)) == [ReporterMuted(A), RefuteSelf(A)]
+    assert life.tell(DownReported(A, ME, 7)) == []
+    assert life.tell(DownReported(B, ME, 7)) == [ReporterMuted(B)]
+
+
+# --- asymmetric visibility --------------------------------------------------------
+def test_a_peer_that_only_a_helper_reaches_counts_and_the_asymmetry_is_told_once_an_hour() -> None:
+    life = Life(A, B)
+
+    def reach_by_helper() -> list[Effect]:
+        ticket = life.until_probed(A, (B,))
+        life.tell(ProbeUnanswered(A, ticket))
+        return life.tell(IndirectAnswered(B, A, ticket, True), IndirectAnswered(B, A, ticket, True))
+
+    assert reach_by_helper() == [AsymmetryFound(A, B)]
+    assert life.machine.views()[0].witness == B
+    assert reach_by_helper() == []
+    life.now += POLICY.asymmetry_repeat_us
+    assert reach_by_helper() == [AsymmetryFound(A, B)]
+    assert life.state(A) is MemberState.ALIVE
+
+
+def test_a_helper_recovers_a_suspect_and_its_reporters_are_not_blamed() -> None:
+    life = Life(A, B, C)
+    life.tell(ConnectionOpened(A), ConnectionLost(A), DownReported(B, A, 1))
+    life.tell(ProbeUnanswered(A, life.ticket(A)))
+    told = life.tell(IndirectAnswered(C, A, life.ticket(A), True))
+    assert told == [PeerRecovered(A), AsymmetryFound(A, C)]
+
+
+def test_connected_peers_are_asked_first() -> None:
+    peers = tuple(PeerId(f"p{n}") for n in range(20))
+    life = Life(A, *peers)
+    life.tell(*(ConnectionOpened(peer) for peer in peers[:3]))
+    asked = life.tell(ProbeUnanswered(A, life.until_probed(A, peers)))
+    assert {e.helper for e in asked} == set(peers[:3])  # type: ignore[union-attr]
+
+
+def test_a_word_from_somebody_who_was_not_asked_is_nothing() -> None:
+    life = Life(A, B, C)
+    ticket = life.until_probed(A, (B, C))
+    assert life.tell(IndirectAnswered(B, A, ticket, True)) == []
+    life.tell(ProbeUnanswered(A, ticket))
+    assert life.tell(IndirectAnswered(D, A, ticket, True), IndirectAnswered(B, A, ticket + 1, True)) == []
+
+
+# --- bounds -----------------------------------------------------------------------
+def test_a_full_view_takes_no_rumours_but_makes_room_for_who_is_connected() -> None:
+    life = Life(A, B, policy=replace(POLICY, capacity=2))
+    assert life.tell(said(C), said(B, 2, models=1)) == [PeerChanged(B)]
+    life.tell(ConnectionOpened(A))
+    life.tell(ConnectionOpened(C))
+    assert life.tell(said(C)) == [PeerForgotten(B), PeerJoined(C)]
+    life.tell(ConnectionOpened(D))
+    assert life.tell(said(D)) == []
+    assert life.machine.live_count == 2
+
+
+def test_tombstones_are_bounded_and_give_up_the_oldest() -> None:
+    life = Life(policy=replace(POLICY, capacity=2))
     for peer in (C, A, B):
-        feed(machine, said(peer), PeerLost(peer))
-    assert feed(machine, said(A), said(B)) == []
-    assert feed(machine, said(C)) == [PeerJoined(C)]
+        life.tell(LeavingHeard(peer, 1))
+    assert life.tell(said(A), said(B)) == []
+    assert life.tell(said(C)) == [PeerJoined(C)]
 
 
-PEERS = (ME, A, B, C, D)
-CAPACITY = 3
-
-
-class AnyOrderOfEvents(RuleBasedStateMachine):
-    """Held against what the effects tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = MembershipMachine(ME, CAPACITY)
-        self.now = 0
-        self.known: set[str] = set()
-        self.freshest: dict[str, tuple[int, int]] = {}
-        self.due: dict[str, int] = {}
-        self.losses: list[str] = []
-
-    @rule(
-        peer=st.sampled_from(PEERS), incarnation=st.integers(1, 2), sequence=st.integers(1, 9),
-        lives_us=st.integers(-1, 200), free=st.integers(0, 1), wait=st.integers(0, 50),
-    )  # fmt: skip
-    def an_announcement_arrives(
-        self, peer: PeerId, incarnation: int, sequence: int, lives_us: int, free: int, wait: int
-    ) -> None:
-        self.now += wait
-        event = said(peer, sequence, incarnation, free, lives_us)
-        effects = self.machine.handle(event, Micros(self.now))
-        assert all(effect.peer == peer for effect in effects)
-        if PeerJoined(peer) in effects:
-            assert peer not in self.known
-            self.known.add(peer)
-        held = self.machine.find(peer)
-        if held is not None and held is event.announcement:
-            assert (incarnation, sequence) > self.freshest.get(peer, (0, 0))
-            self.freshest[peer] = (incarnation, sequence)
-            self.due[peer] = self.now + lives_us
-
-    @rule(peer=st.sampled_from(PEERS))
-    def a_peer_is_lost(self, peer: PeerId) -> None:
-        effects = self.machine.handle(PeerLost(peer), Micros(self.now))
-        assert effects == ((PeerForgotten(peer),) if peer in self.known else ())
-        self.known.discard(peer)
-        if effects:
-            self.losses.append(peer)
-        for old in self.losses[:-CAPACITY]:  # the memory of losses is bounded: older ones may come back as echoes
-            if old not in self.losses[-CAPACITY:] and old not in self.known:
-                self.freshest.pop(old, None)
-
-    @rule(wait=st.integers(0, 150))
-    def the_deadline_comes(self, wait: int) -> None:
-        self.now += wait
-        effects = self.machine.handle(DeadlinePassed(), Micros(self.now))
-        late = [peer for peer in sorted(self.known) if self.due[peer] <= self.now]
-        assert [effect.peer for effect in effects] == late
-        for peer in late:
-            self.known.discard(peer)
-            del self.freshest[peer]
-
-    @invariant()
-    def the_table_is_bounded_and_is_what_the_effects_tell(self) -> None:
-        assert self.machine.known_count == len(self.known) <= CAPACITY
-        assert [known.peer_id for known in self.machine.announcements()] == sorted(self.known)
-        assert ME not in self.known
-
-    @invariant()
-    def the_deadline_is_never_after_the_earliest_expiry(self) -> None:
-        deadline = self.machine.deadline()
-        if self.known:
-            assert deadline is not None
-            assert deadline <= min(self.due[peer] for peer in self.known)
-
-
-AnyOrderOfEvents.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+def test_what_is_no_event_is_refused() -> None:
+    with pytest.raises(TypeError, match="PeerJoined"):
+        new_machine().handle(PeerJoined(A), Micros(0))  # type: ignore[arg-type]

@@ -10,13 +10,15 @@ from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, coordination, generation
-from p2pmesh.core.membership import AnnouncementReceived, DeadlinePassed, PeerLost
+from p2pmesh.core.membership import Announced, AnnouncementReceived, ConnectionLost, DeadlinePassed
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.sim.replay import MACHINES, Recorded, decode_recording, encode_recording, event_classes, replay
 from p2pmesh.wire.announcement import Announcement, ServedModel
 
 MODEL = ServedModel("m", "0" * 64, bytes(range(16)), 2, 4096)
 SAID = Announcement("a", "0" * 32, "näme", "1", 1, 2, 3, ("/ip4/1.2.3.4",), 10, 5, (MODEL,))
+
+st.register_type_strategy(Announced, st.from_type(Announcement))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -32,12 +34,12 @@ def test_every_event_of_every_machine_comes_back_as_it_was(machine: str) -> None
 def test_nested_records_bytes_and_times_come_back() -> None:
     recorded: tuple[Recorded, ...] = (
         (Micros(5), AnnouncementReceived(SAID, 90)),
-        (Micros(5), PeerLost(PeerId("a"))),
+        (Micros(5), ConnectionLost(PeerId("a"))),
         (Micros(9), DeadlinePassed()),
     )
     text = encode_recording("membership", recorded)
     assert decode_recording(text) == ("membership", recorded)
-    assert json.loads(text.splitlines()[2]) == {"now": 5, "event": "PeerLost", "fields": {"peer": "a"}}
+    assert json.loads(text.splitlines()[2]) == {"now": 5, "event": "ConnectionLost", "fields": {"peer": "a"}}
 
 
 def test_a_recording_written_by_hand_is_replayed() -> None:

@@ -17,7 +17,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, UnixMillis
 from p2pmesh.core.admission import AdmissionMachine, AdmissionPolicy
 from p2pmesh.core.coordination import RunMachine, RunPolicy
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
-from p2pmesh.core.membership import MembershipMachine
+from p2pmesh.core.membership import MembershipMachine, MembershipPolicy
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.node.runner import MachineRunner as TrioRunner
 from p2pmesh.sim.replay import MACHINES, Recorded, decode_recording, encode_recording, event_classes, replay
@@ -39,7 +39,7 @@ BUILDERS: dict[str, Callable[[], Machine[Any, Any]]] = {
     "admission": lambda: AdmissionMachine(AdmissionPolicy(hello_us=1_000_000, max_unadmitted=2, max_admitted=3)),
     "coordination": lambda: RunMachine(3, RunPolicy(progress_us=2_000_000, probe_us=1_000_000, publish_us=500_000)),
     "generation": generation_machine,
-    "membership": lambda: MembershipMachine(PeerId("me"), capacity=3),
+    "membership": lambda: MembershipMachine(PeerId("me"), MembershipPolicy(capacity=3), seed=1),
 }
 NAMES = sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))
 
