@@ -80,11 +80,35 @@ class PeerFault:
     kind: FaultKind
 
 
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A peer, and the multiaddrs that it can be dialled at."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
+class RecordPeers(Protocol):
+    """What the provider records ask the node about peers."""
+
+    def is_admitted(self, peer: PeerId) -> bool:
+        """Whether a peer may ask for records and store them here."""
+
+    def record_servers(self) -> tuple[Provider, ...]:
+        """Admitted peers that say they serve records."""
+
+    async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """Connects and says hello unless both are done; raises ``P2PMeshError``."""
+
+
 class Subscription(Protocol):
     """Messages of one topic that passed its validator, from other peers, oldest first; bounded, drops the oldest."""
 
     async def receive(self) -> tuple[PeerId, bytes]:
         """The next message and the peer that *published* it."""
+
+    async def close(self) -> None:
+        """Leaves the topic; nothing is received any more. Never raises."""
 
 
 class Network(Protocol):
@@ -144,3 +168,16 @@ class Network(Protocol):
 
     async def subscribe(self, topic: str, validator: Callable[[bytes], bool]) -> Subscription:
         """Joins a topic; a message for which ``validator`` is false (or raises) is neither kept nor forwarded."""
+
+    def serve_records(self, peers: RecordPeers, *, is_server: bool) -> None:
+        """Takes part in the provider records of the overlay from now on; ``is_server`` says whether others are
+        answered, which is for nodes that others can dial. Called again, it changes that."""
+
+    async def provide(self, key: bytes, timeout_s: float) -> int:
+        """Tells the peers closest to ``key`` (32 bytes) that we provide it; how many took it. Never raises."""
+
+    def stop_providing(self, key: bytes) -> None:
+        """Forgets our own record of ``key`` here; at other peers it expires."""
+
+    async def find_providers(self, key: bytes, limit: int, timeout_s: float) -> tuple[Provider, ...]:
+        """At most ``limit`` peers said to provide ``key``, most trusted first; what was found in time. Never raises."""

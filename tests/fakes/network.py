@@ -16,8 +16,8 @@ import trio
 from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
-from p2pmesh.ports.network import ConnectionEvent, PathKind, PeerFault, StreamServer
+from p2pmesh.base.limits import MAX_STREAMS_PER_PEER, RECORD_LIFE_S
+from p2pmesh.ports.network import ConnectionEvent, PathKind, PeerFault, Provider, RecordPeers, StreamServer
 
 PIPE_BYTES = 256 * 1024
 MAX_QUEUED_MESSAGES = 256
@@ -135,8 +135,9 @@ class FakeStream:
 class FakeSubscription:
     """Implements ``Subscription``."""
 
-    def __init__(self, validator: Callable[[bytes], bool]) -> None:
+    def __init__(self, validator: Callable[[bytes], bool], topic: list[FakeSubscription]) -> None:
         self._validator = validator
+        self._topic = topic
         self._queue: deque[tuple[PeerId, bytes]] = deque(maxlen=MAX_QUEUED_MESSAGES)
         self._arrivals = trio.lowlevel.ParkingLot()
 
@@ -145,6 +146,11 @@ class FakeSubscription:
         while not self._queue:
             await self._arrivals.park()
         return self._queue.popleft()
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self in self._topic:
+            self._topic.remove(self)
 
     def accepts(self, data: bytes) -> bool:
         try:
@@ -168,6 +174,8 @@ class FakeNetwork:
         self.subscriptions: dict[str, list[FakeSubscription]] = {}
         self.admitted: set[PeerId] = set()
         self.banned: set[PeerId] = set()
+        self.record_peers: RecordPeers | None = None
+        self.is_record_server = False
         self._fault_sink, self._fault_source = trio.open_memory_channel[PeerFault](MAX_QUEUED_MESSAGES)
         self.events = ConnectionEvents()
         self.nursery = nursery
@@ -240,9 +248,33 @@ class FakeNetwork:
 
     async def subscribe(self, topic: str, validator: Callable[[bytes], bool]) -> FakeSubscription:
         await trio.lowlevel.checkpoint()
-        subscription = FakeSubscription(validator)
-        self.subscriptions.setdefault(topic, []).append(subscription)
+        topic_subscriptions = self.subscriptions.setdefault(topic, [])
+        subscription = FakeSubscription(validator, topic_subscriptions)
+        topic_subscriptions.append(subscription)
         return subscription
+
+    def serve_records(self, peers: RecordPeers, *, is_server: bool) -> None:
+        self.record_peers = peers
+        self.is_record_server = is_server
+
+    async def provide(self, key: bytes, timeout_s: float) -> int:
+        await trio.lowlevel.checkpoint()
+        servers = self._record_servers()
+        if servers:
+            self.overlay.keep_record(key, self)
+        return len(servers)
+
+    def stop_providing(self, key: bytes) -> None:
+        """At other peers the record expires, so nothing changes there."""
+
+    async def find_providers(self, key: bytes, limit: int, timeout_s: float) -> tuple[Provider, ...]:
+        await trio.lowlevel.checkpoint()
+        found = self.overlay.records_of(key) if self._record_servers() else {}
+        others = [Provider(peer, addresses) for peer, addresses in sorted(found.items()) if peer != self._peer_id]
+        return tuple(others[:limit])
+
+    def _record_servers(self) -> tuple[Provider, ...]:
+        return () if self.record_peers is None else self.record_peers.record_servers()
 
     def drop_streams(self, peer: PeerId, reason: str) -> None:
         for stream in self.streams.pop(peer, []):
@@ -256,6 +288,7 @@ class FakeOverlay:
     def __init__(self) -> None:
         self._nodes: dict[PeerId, FakeNetwork] = {}
         self._cut: set[frozenset[PeerId]] = set()
+        self._records: dict[bytes, dict[PeerId, tuple[tuple[str, ...], float]]] = {}
         self._links: dict[frozenset[PeerId], tuple[float, PathKind]] = {}
         self._next_port = 4001
 
@@ -347,6 +380,15 @@ class FakeOverlay:
         finally:
             if node.inbound_counts.get(stream.remote_peer):
                 node.inbound_counts[stream.remote_peer] -= 1
+
+    def keep_record(self, key: bytes, provider: FakeNetwork) -> None:
+        """One table for all: the fake has no lookups."""
+        expires = trio.current_time() + RECORD_LIFE_S
+        self._records.setdefault(key, {})[provider.peer_id] = (provider.addresses(), expires)
+
+    def records_of(self, key: bytes) -> dict[PeerId, tuple[str, ...]]:
+        now = trio.current_time()
+        return {peer: addresses for peer, (addresses, due) in self._records.get(key, {}).items() if due > now}
 
     def publish(self, publisher: FakeNetwork, topic: str, data: bytes) -> None:
         reached = {publisher.peer_id}

@@ -21,6 +21,7 @@ from p2pmesh.wire import (
     invite,
     membership_pass,
     ownership,
+    records,
     requirements,
     revocation,
     signed,
@@ -89,6 +90,7 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
     assert REGISTRY["protocols"] == {
         "control": limits.CONTROL_PROTOCOL,
         "stage": limits.STAGE_PROTOCOL,
+        "records": limits.RECORDS_PROTOCOL,
         "announce_topic": announcement.topic_of(mesh).replace(mesh, "<mesh id>"),
         "shard_topic": announcement.topic_of(mesh, "<bits>").replace(mesh, "<mesh id>"),
         "model_topic": announcement.model_topic_of(mesh, "d" * 64)
@@ -103,6 +105,7 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
     assert REGISTRY["domains"]["revocation"] == revocation.DOMAIN.decode()
     assert REGISTRY["pass"] == {"life_ms": membership_pass.LIFE_MS, "clock_skew_ms": membership_pass.CLOCK_SKEW_MS}
     assert REGISTRY["domains"]["announcement"] == announcement.DOMAIN.decode()
+    assert REGISTRY["domains"]["provider"] == records.DOMAIN.decode()
     assert REGISTRY["invite"] == {
         "prefix": invite.PREFIX,
         "life_ms": invite.LIFE_MS,

@@ -6,8 +6,9 @@ the bounded queue of each subscription. Nothing in a message, and no validator, 
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import trio
 from libp2p.abc import IHost, ISubscriptionAPI
@@ -34,7 +35,8 @@ Validator = Callable[[bytes], bool]
 class TopicSubscription:
     """Implements ``ports.network.Subscription``: one queue, filled by a task of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, leave: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._leave = leave
         self._queue: deque[tuple[PeerId, bytes]] = deque(maxlen=MAX_QUEUED_MESSAGES)
         self._arrival = trio.Event()
 
@@ -44,6 +46,12 @@ class TopicSubscription:
         while not self._queue:
             await self._arrival.wait()
         return self._queue.popleft()
+
+    async def close(self) -> None:
+        """Leaves the topic."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            await leave()
 
     def put(self, publisher: PeerId, data: bytes) -> None:
         """Appends; drops the oldest when full."""
@@ -75,16 +83,24 @@ class Gossip:
         """Joins ``topic``; from then on nothing that ``validator`` refuses is kept or forwarded."""
         self._pubsub.set_topic_validator(topic, _guarded_validator(self._own_id, validator), is_async_validator=False)
         source = await self._pubsub.subscribe(topic)
-        subscription = TopicSubscription()
+        subscription = TopicSubscription(partial(self._leave, topic))
         self._nursery.start_soon(self._drain, source, subscription)
         return subscription
 
+    async def _leave(self, topic: str) -> None:
+        try:
+            await self._pubsub.unsubscribe(topic)
+        except Exception as error:  # noqa: BLE001  it tells every peer, and raises what one of them causes
+            faults.note("leaving a topic", error)
+        self._pubsub.remove_topic_validator(topic)
+
     async def _drain(self, source: ISubscriptionAPI, subscription: TopicSubscription) -> None:
         """libp2p's own queue holds 32 messages and then drops in silence, so it is emptied at once."""
-        while True:
-            message = await source.get()
-            if message.from_id != self._own_id.to_bytes():
-                subscription.put(peer_id_of(ID(message.from_id)), message.data)
+        with suppress(trio.EndOfChannel):  # the topic was left
+            while True:
+                message = await source.get()
+                if message.from_id != self._own_id.to_bytes():
+                    subscription.put(peer_id_of(ID(message.from_id)), message.data)
 
 
 def _guarded_validator(own_id: ID, validator: Validator) -> Callable[[ID, rpc_pb2.Message], bool]:

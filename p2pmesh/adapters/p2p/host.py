@@ -26,6 +26,7 @@ from multiaddr import Multiaddr
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.adapters.p2p.addresses import announced, dialable, parse_listen_addresses, port_in_use
 from p2pmesh.adapters.p2p.deadlines import shielded_for
+from p2pmesh.adapters.p2p.dht import RecordTable
 from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.adapters.p2p.gossip import Gossip, open_gossip
 from p2pmesh.adapters.p2p.hardening import (
@@ -43,7 +44,15 @@ from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.ports.network import ConnectionEvent, PathKind, PeerFault, StreamServer, Subscription
+from p2pmesh.ports.network import (
+    ConnectionEvent,
+    PathKind,
+    PeerFault,
+    Provider,
+    RecordPeers,
+    StreamServer,
+    Subscription,
+)
 
 MAX_CONNECTIONS = 512
 START_TIMEOUT_S = 10.0
@@ -65,6 +74,7 @@ class Libp2pNetwork:
         self._events = events
         self._peer_id = peer_id_of(host.get_id())
         self._dialling: dict[PeerId, trio.Event] = {}
+        self.records = RecordTable(host, self.open_stream, lambda: len(events.connected_peers()))
 
     @property
     def peer_id(self) -> PeerId:
@@ -253,6 +263,24 @@ class Libp2pNetwork:
         """Joins a topic."""
         return await self._gossip.subscribe(topic, validator)
 
+    # --- provider records
+
+    def serve_records(self, peers: RecordPeers, *, is_server: bool) -> None:
+        """Takes part in the provider records."""
+        self.records.serve(peers, is_server=is_server)
+
+    async def provide(self, key: bytes, timeout_s: float) -> int:
+        """Tells the closest peers that we provide a key; how many took it."""
+        return await self.records.provide(key, timeout_s)
+
+    def stop_providing(self, key: bytes) -> None:
+        """Forgets our own record of a key here."""
+        self.records.stop_providing(key)
+
+    async def find_providers(self, key: bytes, limit: int, timeout_s: float) -> tuple[Provider, ...]:
+        """Who is said to provide a key."""
+        return await self.records.find_providers(key, limit, timeout_s)
+
 
 class _ConnectionWatch(INotifee):
     """Tells the events of what libp2p connects, and lets the peer store forget who is gone."""
@@ -345,7 +373,9 @@ class _Runner:
             if str(address) not in self._swarm.listeners:
                 return port_in_use(str(address))
         gossip = await stack.enter_async_context(open_gossip(self._host))
-        return Libp2pNetwork(self._host, self._swarm, gossip, events)
+        network = Libp2pNetwork(self._host, self._swarm, gossip, events)
+        await stack.enter_async_context(network.records.running())
+        return network
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from p2pmesh.adapters.p2p.host import open_network
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
-from p2pmesh.ports.network import ByteStream, Network, PathKind, PeerConnected, PeerDisconnected, Subscription
+from p2pmesh.ports.network import ByteStream, Network, PathKind, PeerConnected, PeerDisconnected, Provider, Subscription
 from tests.fakes.identity import fake_identity
 from tests.fakes.network import FakeNetwork, FakeOverlay
 
@@ -521,6 +521,60 @@ async def test_a_node_does_not_hear_itself(open_nodes: OpenNodes) -> None:
             other = await b.subscribe("topic", lambda data: True)
             await hear(a, "topic", b"from a", other)
             assert await hear(b, "topic", b"from b", own) == (b.peer_id, b"from b")
+
+
+async def test_a_topic_that_was_left_is_heard_no_more_and_can_be_joined_again(open_nodes: OpenNodes) -> None:
+    async with open_nodes(2) as (a, b):
+        with deadline():
+            await connect(a, b)
+            kept = await b.subscribe("kept", lambda data: True)
+            for name in (b"first", b"second"):
+                topic = await b.subscribe("topic", lambda data: True)
+                assert await hear(a, "topic", name, topic) == (a.peer_id, name)
+                await topic.close()
+                await topic.close()
+            await a.publish("topic", b"late")
+            await hear(a, "kept", b"kept", kept)
+            with trio.move_on_after(0.05) as scope:
+                while (await topic.receive())[1] != b"late":
+                    pass
+            assert scope.cancelled_caught
+
+
+class Everybody:
+    """Implements ``RecordPeers``: whoever is connected is admitted and serves records."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def is_admitted(self, peer: PeerId) -> bool:
+        return peer in self.network.connected_peers()
+
+    def record_servers(self) -> tuple[Provider, ...]:
+        return tuple(Provider(peer, ()) for peer in sorted(self.network.connected_peers()))
+
+    async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        await self.network.dial(peer, addresses, DEADLINE_S)
+
+
+async def test_a_record_of_one_peer_is_found_by_another(open_nodes: OpenNodes) -> None:
+    key, other_key = bytes(32), b"k" * 32
+    async with open_nodes(3) as (a, b, c):
+        assert await a.provide(key, DEADLINE_S) == 0
+        for node in (a, b, c):
+            node.serve_records(Everybody(node), is_server=True)
+        with deadline():
+            await connect(a, b)
+            await connect(b, c)
+            assert await a.provide(key, DEADLINE_S) > 0
+            found: tuple[Provider, ...] = ()
+            while not found:
+                found = await c.find_providers(key, 4, DEADLINE_S)
+            assert [provider.peer for provider in found] == [a.peer_id]
+            await c.dial(found[0].peer, found[0].addresses, DEADLINE_S)
+            assert await c.find_providers(other_key, 4, DEADLINE_S) == ()
+            assert await c.find_providers(key, 0, DEADLINE_S) == ()
+            assert await a.find_providers(key, 4, DEADLINE_S) == ()
 
 
 async def test_a_node_that_ends_is_seen_to_end(open_nodes: OpenNodes) -> None:
