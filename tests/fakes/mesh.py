@@ -12,6 +12,7 @@ import trio
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import GIB, Micros, UnixMillis
+from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.coordinator import ServingOptions
@@ -162,7 +163,10 @@ class Mesh:
         async with self.overlay.open_network(identity.peer_id) as network:
             clock = MockedClock(given.get("wall_offset_ms", 0))
             ports = Neighbours(network, identity, FakeVerifier(), clock, FakeEntropy(int.from_bytes(name.encode()[:8])))
-            settings = OverlaySettings(name, "0", given.get("memory_bytes", GIB), invite)
+            settings = OverlaySettings(
+                name, "0", given.get("memory_bytes", GIB), invite,
+                given.get("trust", TrustStore()), given.get("ownership", b""),
+            )  # fmt: skip
             reports: list[MeshNode] = []
             node = Node(NodeParts(ports, store, launcher), settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store)
