@@ -78,13 +78,21 @@ class AnnouncementBoard:
         """The freshest of one peer."""
         return self._machine.find(peer)
 
-    def change_own(self, *, models: tuple[ServedModel, ...] | None = None, free_bytes: int | None = None) -> None:
-        """Changes what we announce; it is gossiped soon."""
+    def change_own(
+        self,
+        *,
+        models: tuple[ServedModel, ...] | None = None,
+        free_bytes: int | None = None,
+        ownership: bytes | None = None,
+    ) -> None:
+        """Changes what we announce; it is gossiped soon. An empty ``ownership`` is no claim."""
         before = self._own
         if models is not None:
             self._own = replace(self._own, models=models)
         if free_bytes is not None:
             self._own = replace(self._own, free_bytes=max(0, free_bytes))
+        if ownership is not None:
+            self._own = replace(self._own, ownership=ownership)
         if self._own != before:
             self._own_changes.mark()
             self.changes.mark()

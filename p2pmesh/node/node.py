@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
@@ -145,6 +146,15 @@ class Node:
         return describe_node(
             self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates()
         )
+
+    def change_trust(self, trust: TrustStore) -> None:
+        """The operator trusts differently from now on."""
+        self.overlay.trust.change(trust)
+        self.overlay.board.changes.mark()  # other models may be routable, other peers be placed on
+
+    def change_ownership(self, claim: bytes) -> None:
+        """Our owner signed us again; empty: nobody claims us any more."""
+        self.overlay.board.change_own(ownership=claim)
 
     def note_failure(self, model: str, error: P2PMeshError) -> None:
         """A model of ours cannot be served; requests for it hear why."""
