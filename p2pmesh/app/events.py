@@ -23,6 +23,7 @@ class EventName(StrEnum):
     PEER_JOINED = "peer_joined"
     PEER_LEFT = "peer_left"
     PEER_REFUSED = "peer_refused"
+    PUT_OUT = "put_out"
     PEER_THROTTLED = "peer_throttled"
     PEER_BANNED = "peer_banned"
     PEER_UNBANNED = "peer_unbanned"

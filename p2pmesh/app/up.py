@@ -20,6 +20,7 @@ import trio
 
 from p2pmesh import __version__
 from p2pmesh.adapters.clock import SystemEntropy, TrioClock
+from p2pmesh.adapters.credential_files import HomeCredentials
 from p2pmesh.adapters.home_lock import hold_home
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
@@ -140,7 +141,8 @@ class _Command:
     async def _open_node(self, stack: AsyncExitStack) -> Node:
         network = await stack.enter_async_context(open_network(self._identity, self._options.listen or DEFAULT_LISTEN))
         clock = TrioClock()
-        neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy())
+        kept = HomeCredentials(self._options.home)
+        neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         cache = self._options.home / "cache"
         store = DiskModelStore(self._options.home / "models", cache)
         parts = NodeParts(neighbours, store, LlamaEngineLauncher(LauncherOptions(str(cache / "engine"))))

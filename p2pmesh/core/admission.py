@@ -44,6 +44,14 @@ class HelloRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOut:
+    """A peer's right to be here has ended: it was revoked, or this operator trusts it no longer."""
+
+    peer: PeerId
+    code: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """The last connection is gone."""
 
@@ -55,7 +63,7 @@ class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = Connected | HelloAccepted | HelloRefused | Disconnected | DeadlinePassed
+Event = Connected | HelloAccepted | HelloRefused | PutOut | Disconnected | DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,8 @@ class AdmissionMachine:
                 return self._on_accepted(peer)
             case HelloRefused(peer, code):
                 return self._on_refused(peer, code)
+            case PutOut(peer, code):
+                return (*self._on_disconnected(peer), Drop(peer, code))
             case Disconnected(peer):
                 return self._on_disconnected(peer)
             case DeadlinePassed():

@@ -222,7 +222,12 @@ def _generation(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
 
 
 def _mesh(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
-    if shown.mesh_id == terms.mesh_id:
+    return judge_mesh(shown.mesh_id, terms.mesh_id)
+
+
+def judge_mesh(said: str, ours: MeshId) -> Refusal | None:
+    """Whether a peer speaks of our mesh."""
+    if said == ours:
         return None
     return Refusal(_R.MESH_MISMATCH, "the invite is for another mesh than the peer it leads to; ask for a new one")
 
@@ -251,7 +256,8 @@ def _proof(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
     return Refusal(_R.PROOF_MISSING, "an invite is needed; ask a member for one")
 
 
-def _ownership(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+def judge_ownership(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    """Whether the claim that a peer shows meets the mesh's terms and this operator's trust."""
     is_founder = shown.key == terms.requirements.founder_key
     refusal = judge_owner(shown.claim, shown.peer, terms.requirements, now_unix_ms, is_founder=is_founder)
     return refusal or _operators_trust(judge_claim(shown.claim, shown.peer, terms.trust, now_unix_ms), terms.trust)
@@ -265,7 +271,7 @@ def _operators_trust(ownership: Ownership, trust: TrustStore) -> Refusal | None:
 
 
 _Rule = Callable[[Shown, Terms, int], Refusal | None]
-_RULES: tuple[_Rule, ...] = (_generation, _mesh, _sender, _version, _removed, _proof, _ownership)
+_RULES: tuple[_Rule, ...] = (_generation, _mesh, _sender, _version, _removed, _proof, judge_ownership)
 
 
 def judge_owner(
@@ -314,7 +320,8 @@ def judge_chain(chain: tuple[SignedPass, ...], peer: PeerId, terms: Terms, now_u
         return Refusal(_R.PROOF_INVALID, "the pass does not lead to the founder; use an invite")
     if now_unix_ms > expiry_unix_ms(chain) + CLOCK_SKEW_MS:
         return Refusal(_R.PROOF_STALE, "the pass has expired (or a clock is wrong); use an invite")
-    return judge_proof(proof_of(chain, peer), terms.revocation)
+    ids = frozenset(signed.granted.invite_id for signed in chain)
+    return judge_proof(Proof(frozenset([peer, *(signed.signer for signed in chain)]), ids), terms.revocation)
 
 
 def _is_linked(chain: tuple[SignedPass, ...], founder_key: bytes) -> bool:
@@ -328,10 +335,11 @@ def expiry_unix_ms(chain: tuple[SignedPass, ...]) -> int:
     return min(signed.granted.expires_unix_ms for signed in chain)
 
 
-def proof_of(chain: tuple[SignedPass, ...], peer: PeerId, invite: Invite | None = None) -> Proof:
+def proof_of(shown: Shown) -> Proof:
     """Everyone and everything that a peer's membership hangs on."""
-    ids = [signed.granted.invite_id for signed in chain] + ([invite.invite_id] if invite is not None else [])
-    return Proof(frozenset([peer, *(signed.signer for signed in chain)]), frozenset(ids))
+    ids = [signed.granted.invite_id for signed in shown.chain]
+    ids += [shown.invite.invite_id] if shown.invite is not None else []
+    return Proof(frozenset([shown.peer, *(signed.signer for signed in shown.chain)]), frozenset(ids))
 
 
 def judge_proof(proof: Proof, revocation: Revocation) -> Refusal | None:

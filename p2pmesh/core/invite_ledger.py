@@ -165,3 +165,12 @@ def _changed(ledger: InviteLedger, changed: IssuedInvite) -> InviteLedger:
 
 def _times(count: int) -> str:
     return "one peer" if count == 1 else f"{count} peers"
+
+
+def state_of(entry: IssuedInvite, now_unix_ms: int) -> str:
+    """One word for an operator: ``valid``, ``used``, ``expired``, ``revoked`` or ``expelled``."""
+    if entry.revoked_unix_ms:
+        return "expelled" if entry.is_expelled else "revoked"
+    if now_unix_ms > entry.expires_unix_ms + CLOCK_SKEW_MS:
+        return "expired"
+    return "used" if entry.max_uses and len(entry.peers) >= entry.max_uses else "valid"

@@ -16,6 +16,7 @@ from p2pmesh.base.quantities import MIB
 from p2pmesh.core import membership
 from p2pmesh.node.changes import Changes
 from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.ports.credentials import CredentialStore
 from p2pmesh.ports.identity import Identity, Verifier
 from p2pmesh.ports.network import Network, Subscription
 from p2pmesh.wire.announcement import (
@@ -47,6 +48,7 @@ class Neighbours:
     verifier: Verifier
     clock: Clock
     entropy: Entropy
+    credentials: CredentialStore
 
 
 class AnnouncementBoard:

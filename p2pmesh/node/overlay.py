@@ -1,16 +1,18 @@
-"""The overlay as one node lives in it: hello, admission, invites, and who may open which exchange.
+"""The overlay as one node lives in it: hello, admission, and who may open which exchange.
 
 Runs ``AdmissionMachine``. Stages, artifacts and generations register the exchanges that they serve
-(``serve_exchange``); what those mean stays with them. What peers announce is ``node.announcements``'.
+(``serve_exchange``); what those mean stays with them. What peers announce is ``node.announcements``', what they show to
+come in ``node.credentials``', and what the founder revokes ``node.revocations``'.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import (
     CONTROL_PROTOCOL,
@@ -18,23 +20,22 @@ from p2pmesh.base.limits import (
     MAX_UNADMITTED_MESSAGE_BYTES,
     PROTOCOL_GENERATION,
 )
-from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core import admission
+from p2pmesh.core.credentials import Shown
 from p2pmesh.core.ownership import TrustStore
+from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours
-from p2pmesh.node.channels import MessageStream, refusal_of
+from p2pmesh.node.channels import MessageStream, error_of, refusal_of
 from p2pmesh.node.conduct import Conduct
+from p2pmesh.node.credentials import Attempt, Credentials, CredentialSettings
 from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.node.reporting import Report
+from p2pmesh.node.revocations import Revocations
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.network import ByteStream, PeerConnected
 from p2pmesh.wire.announcement import Announcement
-from p2pmesh.wire.control import Hello, Welcome
+from p2pmesh.wire.control import Hello, Refusal, Welcome
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
-from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite, encode_invite
-from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
-from p2pmesh.wire.schema import from_map, unpack
-from p2pmesh.wire.signed import Envelope
 
 Exchange = Callable[[MessageStream, Any], Awaitable[None]]
 
@@ -42,13 +43,16 @@ DIAL_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 REJOIN_FIRST_S = 1.0
 REJOIN_LONGEST_S = 60.0
+RENEWAL_CHECK_S = 600.0
+RENEWAL_PEERS = 8
+_REFUSED_PASS = frozenset({ErrorCode.PASS_INVALID, ErrorCode.PASS_EXPIRED})
 REFUSAL_ARRIVES_S = 0.2
 """A refusal has this long to reach its peer before the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaySettings:
-    """Who we are. ``invite_text`` is the invite that we join with; None makes this node the founder of its mesh."""
+    """Who we are. ``invite_text`` is the invite that we join with; see ``CredentialSettings`` for what is beside it."""
 
     name: str
     version: str
@@ -56,6 +60,8 @@ class OverlaySettings:
     invite_text: str | None = None
     trust: TrustStore = TrustStore()
     ownership: bytes = b""
+    membership: Membership | None = None
+    founding: Founding | None = None
 
 
 class Overlay:
@@ -65,11 +71,9 @@ class Overlay:
         self._ports = ports
         self._report = report
         self.trust = PeerTrust(ports.verifier.is_signature_of, ports.clock, settings.trust)
-        self._invite_text = (settings.invite_text or "").strip()
-        self._invite = self._read_invite()
-        own = MeshRequirements(ports.identity.public_key)
-        self.requirements = self._invite.requirements if self._invite else own
-        self.mesh_id = mesh_id_of(self.requirements)
+        given = CredentialSettings(settings.invite_text, settings.membership, settings.founding)
+        self.credentials = Credentials(ports, given, self.trust, report)
+        self.mesh_id = self.credentials.mesh_id
         self.board = AnnouncementBoard(ports, _first_announcement(ports, settings, self.mesh_id))
         self._admission = admission.AdmissionMachine()
         self._runner: MachineRunner[admission.Event, admission.Effect] = MachineRunner(
@@ -78,6 +82,8 @@ class Overlay:
         self._hello_locks: dict[PeerId, trio.Lock] = {}
         self.conduct = Conduct(ports.network, ports.clock, report)
         self._exchanges: dict[type, Exchange] = {}
+        self._open_exchanges: dict[type, Exchange] = {}
+        self.revocations = Revocations(self.credentials, ports, self.put_out)
         self._nursery: trio.Nursery | None = None
 
     # --- what others here ask --------------------------------------------------
@@ -88,8 +94,8 @@ class Overlay:
 
     @property
     def is_founder(self) -> bool:
-        """Whether the mesh is named after our key."""
-        return self._invite is None
+        """Whether the mesh is ours."""
+        return self.credentials.is_founder
 
     def is_admitted(self, peer: PeerId) -> bool:
         """Whether the peer's hello was accepted and its connection stands."""
@@ -112,15 +118,17 @@ class Overlay:
         """Serves streams of admitted peers that open with ``first_message``."""
         self._exchanges[first_message] = exchange
 
+    def serve_anyone(self, first_message: type, exchange: Exchange) -> None:
+        """Serves streams that open with ``first_message``, also of peers that are not admitted: answer little."""
+        self._open_exchanges[first_message] = exchange
+
     def make_invite(self, life_ms: int = INVITE_LIFE_MS) -> str:
-        """An invite to our mesh; only its founder can make one, a joined peer hands on the one it has."""
-        if self._invite is not None:
-            return self._invite_text
-        now = self._ports.clock.unix_ms()
-        nonce = self._ports.entropy.random_bytes(16)
-        addresses = self._ports.network.addresses()
-        invite = Invite(nonce, self.requirements, now, UnixMillis(now + life_ms), addresses)
-        return encode_invite(invite, self._ports.identity.public_key, self._ports.identity.sign)
+        """An invite to our mesh. A member hands on the one it came by, and raises ``Refused`` where it cannot."""
+        desk = self.credentials.desk
+        invite = desk.issue(life_ms) if desk is not None else self.credentials.handed_on()
+        if invite is None:
+            raise Refused(ErrorCode.INVITE_MISSING, "this node has no invite that others may use; ask the founder")
+        return invite
 
     async def open_stream(self, peer: PeerId, protocol_id: str, addresses: tuple[str, ...] = ()) -> ByteStream:
         """A stream to a peer, admitted first if need be."""
@@ -146,14 +154,18 @@ class Overlay:
             nursery.start_soon(self._runner.run)
             nursery.start_soon(self.conduct.run)
             nursery.start_soon(self._follow_connections)
+            nursery.start_soon(self._renew_passes)
+            nursery.start_soon(self._follow_trust)
+            if self.credentials.desk is not None:
+                nursery.start_soon(self.credentials.desk.run)
+            await nursery.start(self.revocations.run)
             await nursery.start(self.board.run)
             task_status.started()
 
     async def join(self) -> None:
-        """Dials the peers of our invite in turn; raises the most telling error if none admits us."""
-        assert self._invite is not None
+        """Dials those we may come in by in turn; raises the most telling error if none admits us."""
         failures: list[P2PMeshError] = []
-        for peer, addresses in self._invite.peers(self._founder()):
+        for peer, addresses in self.credentials.bootstrap():
             try:
                 await self.ensure_admitted(peer, addresses)
             except P2PMeshError as error:
@@ -165,13 +177,13 @@ class Overlay:
         raise min(failures, key=lambda error: error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST))
 
     async def stay_joined(self) -> None:
-        """Rejoins, with back-off, whenever no peer of the invite is admitted."""
-        if self._invite is None:
+        """Rejoins, with back-off, whenever none of those we came in by is admitted."""
+        if self.is_founder:
             return
         wait_s = REJOIN_FIRST_S
         while True:
             seen = self.board.changes.count
-            if any(self.is_admitted(peer) for peer, _ in self._invite.peers(self._founder())):
+            if any(self.is_admitted(peer) for peer, _ in self.credentials.bootstrap()):
                 wait_s = REJOIN_FIRST_S
                 await self.board.changes.wait_beyond(seen)
                 continue
@@ -195,82 +207,87 @@ class Overlay:
             if not lock.locked():  # a waiting task holds it by now
                 self._hello_locks.pop(peer, None)
 
-    def _founder(self) -> PeerId:
-        return self._ports.verifier.peer_id_of(self.requirements.founder_key)
-
     # --- hello -----------------------------------------------------------------
     async def _dial_and_say_hello(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         known = self.board.find(peer)
         tried = tuple(dict.fromkeys((*addresses, *(known.addresses if known else ()))))
+        *first, last = self.credentials.attempts()
+        for attempt in first:
+            try:
+                await self._ports.network.dial(peer, tried, DIAL_TIMEOUT_S)
+                return await self._say_hello(peer, attempt)
+            except RemoteProtocolError as error:
+                if error.code not in _REFUSED_PASS:
+                    raise
+            # It closes the connection that it refused; another proof needs one of its own.
+            await trio.sleep(2 * REFUSAL_ARRIVES_S)
+            await self._ports.network.disconnect(peer)
         await self._ports.network.dial(peer, tried, DIAL_TIMEOUT_S)
+        return await self._say_hello(peer, last)
+
+    async def _say_hello(self, peer: PeerId, attempt: Attempt) -> None:
         stream = MessageStream(await self._ports.network.open_stream(peer, CONTROL_PROTOCOL, DIAL_TIMEOUT_S))
+        own = self.board.seal_own()
         try:
-            await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, self._invite_text, (), self.board.seal_own()))
+            await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, attempt.invite, attempt.passes, own))
             welcome = await stream.expect(Welcome, HELLO_TIMEOUT_S)
-            # A member may have joined long ago: its invite proves that it was let in, whenever that was.
-            self._check_proof(welcome, peer, is_time_checked=False)
+            announcement = self._decode_own_word(welcome)
+            shown = self.credentials.check_welcome(welcome, peer, announcement)
         finally:
             await stream.reset()
-        self._admit(peer, welcome.announcement)
+        self._admit(shown, welcome.announcement)
+        await self.credentials.take_granted(welcome, announcement)
+        await self.revocations.take(welcome.revocation)
         for record in welcome.known:
             self.board.learn(record)
 
     async def _answer_hello(self, stream: MessageStream, hello: Hello) -> None:
         peer = stream.remote_peer
         try:
-            self._check_proof(hello, peer, is_time_checked=True)
+            shown = await self.credentials.check_hello(hello, peer, self._decode_own_word(hello))
         except RemoteProtocolError as error:
             self._report("peer_refused", {"peer_id": peer, "code": error.code.value, "message": error.message})
             self.conduct.note_refused_proof(peer, error.code)
             await self._runner.put(admission.HelloRefused(peer, error.code))
             raise
-        self._admit(peer, hello.announcement)
+        self._admit(shown, hello.announcement)
         known = self.board.sealed_others(besides=peer)
-        own = self.board.seal_own()
-        await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, (), own, b"", b"", known))
+        own, granted = self.board.seal_own(), self.credentials.grant(shown)
+        passes, revocation = self.credentials.passes, self.credentials.sealed_revocation
+        await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, passes, own, granted, revocation, known))
         await stream.finish()
 
-    def _admit(self, peer: PeerId, announcement: bytes) -> None:
+    def _decode_own_word(self, said: Hello | Welcome) -> Announcement:
+        """The announcement that a peer shows of itself. Generation and mesh come first: another mesh's is no error."""
+        self.credentials.check_kind(said)
+        return self.board.decode(said.announcement)
+
+    def _admit(self, shown: Shown, announcement: bytes) -> None:
         """At once, not through the runner's queue: the caller's next stream relies on it."""
+        peer = shown.peer
         if peer not in self._ports.network.connected_peers():
             raise PeerUnavailable(ErrorCode.PEER_LOST, f"peer {peer} went away while it said hello; try again")
         for effect in self._admission.handle(admission.HelloAccepted(peer), self._ports.clock.now()):
             if isinstance(effect, admission.Drop):
                 raise PeerUnavailable(effect.code, f"peer {peer} cannot be admitted: {effect.code.value}")
             self._report("peer_joined", {"peer_id": peer})
+        self.credentials.note_admitted(shown)
         self.conduct.note_admitted(peer)
         self.board.learn(announcement, is_admitted=True)
         self.board.changes.mark()
 
-    def _check_proof(self, said: Hello | Welcome, peer: PeerId, *, is_time_checked: bool) -> None:
-        """Generation, mesh, announcement and credential of a peer; raises the first that is wrong."""
-        if said.generation != PROTOCOL_GENERATION:
-            text = f"protocol generation {said.generation}, this peer speaks {PROTOCOL_GENERATION}; update the older"
-            raise RemoteProtocolError(ErrorCode.GENERATION_UNSUPPORTED, text)
-        if said.mesh_id != self.mesh_id:
-            text = "the invite is for another mesh than the peer it leads to; ask for a new one"
-            raise RemoteProtocolError(ErrorCode.INVITE_FOREIGN, text)
-        if self.board.decode(said.announcement).peer_id != peer:
-            raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "the announcement is another peer's")
-        if isinstance(said, Welcome):
-            return
-        if not said.invite:
-            key = from_map(Envelope, unpack(said.announcement, "announcement"), "announcement").key
-            if key != self.requirements.founder_key:
-                raise RemoteProtocolError(ErrorCode.INVITE_MISSING, "an invite is needed; ask a member for one")
-            return
-        invite = decode_invite(said.invite, self._ports.verifier.is_signature_of)
-        if invite.mesh_id != self.mesh_id:
-            raise RemoteProtocolError(ErrorCode.INVITE_FOREIGN, "the invite is for another mesh; ask for one of this")
-        if is_time_checked:
-            check_invite_time(invite, self._ports.clock.unix_ms())
-
-    def _read_invite(self) -> Invite | None:
-        if not self._invite_text:
-            return None
-        invite = decode_invite(self._invite_text, self._ports.verifier.is_signature_of)
-        check_invite_time(invite, self._ports.clock.unix_ms())
-        return invite
+    async def _renew_passes(self) -> None:
+        """Says hello again in the second half of our passes' life, to the founder if it is there."""
+        while True:
+            await trio.sleep(RENEWAL_CHECK_S)
+            if self.is_founder or not self.credentials.is_renewal_due():
+                continue
+            admitted = sorted(self._admission.admitted(), key=lambda peer: peer != self.credentials.founder)
+            for peer in admitted[:RENEWAL_PEERS]:
+                with suppress(P2PMeshError):
+                    await self._say_hello(peer, self.credentials.attempts()[0])
+                if not self.credentials.is_renewal_due():
+                    break
 
     # --- streams -----------------------------------------------------------------
     async def _serve_control(self, raw_stream: ByteStream) -> None:
@@ -283,6 +300,13 @@ class Overlay:
             if isinstance(message, Hello):
                 await self._answer_hello(stream, message)
                 return
+            if isinstance(message, Refusal):
+                self._hear_farewell(peer, message)
+                return
+            anyones = self._open_exchanges.get(type(message))
+            if anyones is not None:
+                await anyones(stream, message)
+                return
             if not await self.wait_admitted(peer):
                 raise RemoteProtocolError(ErrorCode.NOT_ADMITTED, "say hello first", culprit=peer)
             exchange = self._exchanges.get(type(message))
@@ -293,6 +317,12 @@ class Overlay:
         except P2PMeshError as error:
             self.conduct.note_error(error)
             await _refuse(stream, error)
+
+    def _hear_farewell(self, peer: PeerId, refusal: Refusal) -> None:
+        """A peer says why it puts us out."""
+        if self.is_admitted(peer):
+            error = error_of(refusal)
+            self._report("put_out", {"peer_id": peer, "code": error.code.value, "message": error.message})
 
     # --- the admission machine ---------------------------------------------------
     async def _follow_connections(self) -> None:
@@ -312,8 +342,31 @@ class Overlay:
                 self._nursery.start_soon(self._disconnect, peer, code)
             case admission.Lose(peer):
                 self._report("peer_left", {"peer_id": peer})
+                self.credentials.forget(peer)
                 self.board.forget(peer)
                 self.board.changes.mark()
+
+    async def put_out(self) -> None:
+        """Ends the membership of every admitted peer that a revocation, or another trust, puts out."""
+        for peer, refusal in self.credentials.put_out():
+            self._report("peer_refused", {"peer_id": peer, "code": refusal.code.value, "message": refusal.message})
+            assert self._nursery is not None
+            self._nursery.start_soon(self._say_farewell, peer, refusal_of(refusal.code, refusal.message))
+            for effect in self._admission.handle(admission.PutOut(peer, refusal.code), self._ports.clock.now()):
+                await self._perform(effect)
+
+    async def _follow_trust(self) -> None:
+        """What the operator changes counts for those who are here, too."""
+        seen = self.trust.changes.count
+        while True:
+            seen = await self.trust.changes.wait_beyond(seen)
+            await self.put_out()
+
+    async def _say_farewell(self, peer: PeerId, refusal: Refusal) -> None:
+        with trio.move_on_after(REFUSAL_ARRIVES_S), suppress(P2PMeshError):
+            stream = MessageStream(await self._ports.network.open_stream(peer, CONTROL_PROTOCOL, DIAL_TIMEOUT_S))
+            await stream.send(refusal)
+            await stream.finish()
 
     async def _disconnect(self, peer: PeerId, code: ErrorCode) -> None:
         if code not in (ErrorCode.OVERLOADED, ErrorCode.DEADLINE_EXCEEDED):

@@ -43,6 +43,11 @@ class PeerTrust:
         """The policy in force."""
         return self._store.policy
 
+    @property
+    def store(self) -> TrustStore:
+        """The store in force."""
+        return self._store
+
     def change(self, store: TrustStore) -> None:
         """Puts another store in force."""
         if store != self._store:

@@ -29,6 +29,7 @@ from p2pmesh.wire.generation import (
 )
 from p2pmesh.wire.stage import WireDtype
 from tests.fakes.clock import FakeEntropy
+from tests.fakes.credentials import FakeCredentialStore
 from tests.fakes.engine import FakeEngine, FakeLauncher, expected_tokens
 from tests.fakes.identity import FakeVerifier, fake_identity
 from tests.fakes.models import FakeModelStore
@@ -61,6 +62,7 @@ class MeshNode:
     network: FakeNetwork
     launcher: FakeLauncher
     store: FakeModelStore
+    credentials: FakeCredentialStore = field(default_factory=FakeCredentialStore)
     reports: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     changes: Changes = field(default_factory=Changes)
     is_dead: trio.Event = field(default_factory=trio.Event)
@@ -133,7 +135,7 @@ class Mesh:
         await node.node.overlay.join()
         return node
 
-    async def start(self, name: str, invite: str, **given: Any) -> MeshNode:
+    async def start(self, name: str, invite: str | None, **given: Any) -> MeshNode:
         """A node that has an invite and has not joined yet."""
         made: MeshNode = await self._nursery.start(self._live, name, invite, given)
         return made
@@ -162,14 +164,17 @@ class Mesh:
         launcher = FakeLauncher()
         async with self.overlay.open_network(identity.peer_id) as network:
             clock = MockedClock(given.get("wall_offset_ms", 0))
-            ports = Neighbours(network, identity, FakeVerifier(), clock, FakeEntropy(int.from_bytes(name.encode()[:8])))
+            credentials = given.get("credentials") or FakeCredentialStore()
+            entropy = FakeEntropy(int.from_bytes(name.encode()[:8]))
+            ports = Neighbours(network, identity, FakeVerifier(), clock, entropy, credentials)
             settings = OverlaySettings(
-                name, "0", given.get("memory_bytes", GIB), invite,
+                name, given.get("version", "0"), given.get("memory_bytes", GIB), invite,
                 given.get("trust", TrustStore()), given.get("ownership", b""),
+                given.get("membership"), given.get("founding"),
             )  # fmt: skip
             reports: list[MeshNode] = []
             node = Node(NodeParts(ports, store, launcher), settings, lambda event, f: reports[0].report(event, f))
-            made = MeshNode(node, network, launcher, store)
+            made = MeshNode(node, network, launcher, store, credentials)
             reports.append(made)
             # in the network's own nursery, so that killing the node there ends all of it at once
             await network.nursery.start(node.run)

@@ -1,0 +1,306 @@
+"""What this node shows, and what it makes of what others show: invites, passes, revocations.
+
+Runs ``core.credentials`` on decoded facts and keeps the outcome in the home. The exchange of hellos and the table of
+who is admitted are ``node.overlay``'s; a founder's ledger is ``node.founder_desk``'s.
+"""
+
+from dataclasses import dataclass
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_ADDRESSES
+from p2pmesh.core import credentials
+from p2pmesh.core.credentials import Refusal, RefusalReason, Shown, Terms
+from p2pmesh.core.ownership import open_claim
+from p2pmesh.core.standing import Founding, Membership
+from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.founder_desk import FounderDesk
+from p2pmesh.node.ownership import PeerTrust
+from p2pmesh.node.reporting import Report
+from p2pmesh.wire.announcement import Announcement
+from p2pmesh.wire.control import Hello, Welcome
+from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite, is_expired, names_peer
+from p2pmesh.wire.membership_pass import SignedPass, decode_pass, encode_pass
+from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
+from p2pmesh.wire.revocation import Revocation, decode_revocation
+from p2pmesh.wire.schema import from_map, unpack
+from p2pmesh.wire.signed import Envelope
+
+MAX_KEPT_ADDRESSES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One way to prove that we may come in; both empty for the founder, who needs none."""
+
+    invite: str = ""
+    passes: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSettings:
+    """What a node comes with: an invite, what it kept of the mesh it joined, or the mesh that it founded.
+
+    With neither invite nor membership the node is a founder; ``founding`` None gives it a mesh without further terms.
+    """
+
+    invite_text: str | None = None
+    membership: Membership | None = None
+    founding: Founding | None = None
+
+
+class Credentials:
+    """One node's standing in one mesh."""
+
+    def __init__(self, ports: Neighbours, settings: CredentialSettings, trust: PeerTrust, report: Report) -> None:
+        self._ports = ports
+        self._report = report
+        self._trust = trust
+        self._invite_text = (settings.invite_text or "").strip()
+        self._invite = decode_invite(self._invite_text, ports.verifier.is_signature_of) if self._invite_text else None
+        self._membership = settings.membership
+        self.desk: FounderDesk | None = None
+        """Only at the founder."""
+        if self._invite is None and settings.membership is None:
+            founding = settings.founding or Founding(MeshRequirements(ports.identity.public_key))
+            self.desk = FounderDesk(ports, founding, report)
+            self.requirements = founding.requirements
+        else:
+            self.requirements = _requirements_of(self._invite, settings.membership)
+        self.mesh_id = mesh_id_of(self.requirements)
+        self.founder = ports.verifier.peer_id_of(self.requirements.founder_key)
+        self.revocation = credentials.nothing_revoked(self.mesh_id)
+        """The newest that is known."""
+        self.sealed_revocation = b""
+        self._passes: tuple[bytes, ...] = ()
+        self._chain: tuple[SignedPass, ...] = ()
+        self._admitted: dict[PeerId, Shown] = {}
+        self._take_up_kept()
+
+    def _take_up_kept(self) -> None:
+        _raise_if(credentials.judge_requirements(self.requirements))
+        kept = self._membership
+        if kept is not None and kept.mesh_id == self.mesh_id:
+            self._passes, self._chain = kept.passes, self._decode_chain(kept.passes)
+        sealed = self.desk.sealed_revocation() if self.desk else kept.revocation if kept else b""
+        if sealed:
+            self.learn_revocation(sealed)
+        if self._invite is not None and not self._chain_holds():
+            check_invite_time(self._invite, self._ports.clock.unix_ms())
+
+    # --- what others here ask ----------------------------------------------------
+    @property
+    def is_founder(self) -> bool:
+        """Whether the mesh is ours."""
+        return self.desk is not None
+
+    @property
+    def passes(self) -> tuple[bytes, ...]:
+        """Our chain, sealed; empty at the founder, and before a pass was granted."""
+        return self._passes
+
+    def handed_on(self) -> str | None:
+        """The invite that others can be given: a member hands on its own while anybody may use it; None otherwise."""
+        if self._invite is None or self._invite.max_uses or is_expired(self._invite, self._ports.clock.unix_ms()):
+            return None
+        return self._invite_text
+
+    def bootstrap(self) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
+        """Whom to dial to come (back) in, each with addresses; those of the invite first."""
+        found: dict[PeerId, dict[str, None]] = {}
+        for peer, addresses in self._invite.peers(self.founder) if self._invite else ():
+            found.setdefault(peer, {}).update(dict.fromkeys(addresses))
+        for address in self._membership.addresses if self._membership else ():
+            if names_peer(address):
+                peer = PeerId(address.rpartition("/p2p/")[2])
+                found.setdefault(peer, {}).setdefault(address)
+        found.pop(self._ports.identity.peer_id, None)
+        return tuple((peer, tuple(addresses)) for peer, addresses in found.items())
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """What to show in a hello, the best first; never empty."""
+        if self.is_founder:
+            return (Attempt(),)
+        held = (Attempt(passes=self._passes),) if self._chain_holds() else ()
+        is_open = self._invite is not None and not is_expired(self._invite, self._ports.clock.unix_ms())
+        invited = (Attempt(self._invite_text),) if is_open or (self._invite is not None and not held) else ()
+        return (*held, *invited) or (Attempt(),)
+
+    def is_renewal_due(self) -> bool:
+        """Whether our passes are in the second half of their life."""
+        return credentials.renewal_due(self._chain, self._ports.clock.unix_ms())
+
+    def _terms(self) -> Terms:
+        return Terms(self.requirements, self.mesh_id, self.revocation, self._trust.store)
+
+    def _chain_holds(self) -> bool:
+        own = self._ports.identity.peer_id
+        now = self._ports.clock.unix_ms()
+        return bool(self._chain) and credentials.judge_chain(self._chain, own, self._terms(), now) is None
+
+    # --- hellos --------------------------------------------------------------------
+    def check_kind(self, said: Hello | Welcome) -> None:
+        """Generation and mesh of a hello or welcome, which come before all else; raises the refusal."""
+        _raise_if(credentials.judge_generation(said.generation, self.requirements))
+        _raise_if(credentials.judge_mesh(said.mesh_id, self.mesh_id))
+
+    async def check_hello(self, hello: Hello, peer: PeerId, announcement: Announcement) -> Shown:
+        """What a joiner shows, once it is found good and its use of a counted invite is on disk; raises the refusal."""
+        invite = self._decode_shown_invite(hello.invite) if hello.invite and not hello.passes else None
+        shown = self._shown(hello, peer, announcement, invite)
+        _raise_if(credentials.judge_peer(shown, self._terms(), self._ports.clock.unix_ms()))
+        if invite is not None and shown.key != self.requirements.founder_key:
+            _raise_if(await self._redeem(invite, peer))
+        return shown
+
+    def check_welcome(self, welcome: Welcome, peer: PeerId, announcement: Announcement) -> Shown:
+        """What the answering member shows; raises the refusal."""
+        shown = self._shown(welcome, peer, announcement, None)
+        _raise_if(credentials.judge_peer(shown, self._terms(), self._ports.clock.unix_ms()))
+        return shown
+
+    def grant(self, shown: Shown) -> bytes:
+        """A sealed pass for a peer that is admitted; empty where there is none to give."""
+        if not self.is_founder and not self._chain_holds():
+            return b""
+        granted = credentials.grant_pass(shown, self._chain, self._terms(), self._ports.clock.unix_ms())
+        identity = self._ports.identity
+        return encode_pass(granted, identity.public_key, identity.sign) if granted else b""
+
+    async def take_granted(self, welcome: Welcome, granter: Announcement) -> None:
+        """Keeps a better chain and, with it, where its granter is."""
+        if self.is_founder or not welcome.granted:
+            return
+        passes = (welcome.granted, *welcome.passes)
+        try:
+            chain = self._decode_chain(passes)
+            _raise_if(credentials.judge_chain(chain, self._ports.identity.peer_id, self._terms(), self._now()))
+        except RemoteProtocolError:
+            return  # a member that grants nothing of use is a member all the same
+        if self._chain_holds() and not credentials.is_better_chain(chain, self._chain, self._now()):
+            return
+        self._passes, self._chain = passes, chain
+        await self._keep(granter.addresses)
+
+    async def _redeem(self, invite: Invite, peer: PeerId) -> Refusal | None:
+        if self.desk is not None:
+            return await self.desk.redeem(invite, peer)
+        if invite.max_uses:
+            text = "this invite is counted by the founder, who is not here; join at an address that the invite holds"
+            return Refusal(RefusalReason.INVITE_FOUNDER_ONLY, text)
+        return None
+
+    def _shown(self, said: Hello | Welcome, peer: PeerId, announcement: Announcement, invite: Invite | None) -> Shown:
+        return Shown(
+            peer=peer,
+            key=from_map(Envelope, unpack(said.announcement, "announcement"), "announcement").key,
+            generation=said.generation,
+            mesh_id=said.mesh_id,
+            announced_peer=announcement.peer_id,
+            version=announcement.version,
+            claim=open_claim(announcement.ownership, self._ports.verifier.is_signature_of),
+            invite=invite,
+            chain=self._decode_shown_chain(said.passes),
+        )
+
+    def _decode_shown_invite(self, text: str) -> Invite:
+        try:
+            return decode_invite(text, self._ports.verifier.is_signature_of)
+        except RemoteProtocolError as error:
+            raise _refusal_error(Refusal(RefusalReason.INVITE_INVALID, error.message)) from None
+
+    def _decode_shown_chain(self, passes: tuple[bytes, ...]) -> tuple[SignedPass, ...]:
+        try:
+            return self._decode_chain(passes)
+        except RemoteProtocolError as error:
+            raise _refusal_error(Refusal(RefusalReason.PROOF_INVALID, f"{error.message}; use an invite")) from None
+
+    def _decode_chain(self, passes: tuple[bytes, ...]) -> tuple[SignedPass, ...]:
+        verifier = self._ports.verifier
+        return tuple(decode_pass(sealed, verifier.is_signature_of, verifier.peer_id_of) for sealed in passes)
+
+    def _now(self) -> int:
+        return self._ports.clock.unix_ms()
+
+    # --- revocations ---------------------------------------------------------------
+    def note_admitted(self, shown: Shown) -> None:
+        """Remembers what an admitted peer showed."""
+        self._admitted[shown.peer] = shown
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is gone."""
+        self._admitted.pop(peer, None)
+
+    def find_invite_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Ids, in hex, of the invites that an admitted peer's membership hangs on."""
+        kept = self._admitted.get(peer)
+        if kept is None:
+            return ()
+        return tuple(sorted(one.hex() for one in credentials.proof_of(kept).invite_ids if any(one)))
+
+    def decode_revocation(self, sealed: bytes) -> Revocation:
+        """A record of our mesh and its founder; raises ``RemoteProtocolError``."""
+        founder_key = self.requirements.founder_key
+        return decode_revocation(sealed, founder_key, self.mesh_id, self._ports.verifier.is_signature_of)
+
+    def learn_revocation(self, sealed: bytes) -> bool:
+        """Takes a newer record in; whether it was one. Raises ``RemoteProtocolError`` for one that is none of ours."""
+        revocation = self.decode_revocation(sealed)
+        if revocation.sequence <= self.revocation.sequence:
+            return False
+        self.revocation = revocation
+        self.sealed_revocation = sealed
+        if self.desk is not None:
+            self.desk.adopt(revocation)
+        return True
+
+    async def keep_revocation(self) -> None:
+        """Keeps the newest record over restarts; a founder's ledger does that."""
+        if not self.is_founder:
+            await self._keep(())
+
+    def put_out(self) -> tuple[tuple[PeerId, Refusal], ...]:
+        """Admitted peers that the newest revocation or another trust puts out, in the order of their admission."""
+        judged = ((peer, self._judge_again(kept)) for peer, kept in self._admitted.items())
+        return tuple((peer, refusal) for peer, refusal in judged if refusal is not None)
+
+    def _judge_again(self, kept: Shown) -> Refusal | None:
+        refusal = credentials.judge_proof(credentials.proof_of(kept), self.revocation)
+        return refusal or credentials.judge_ownership(kept, self._terms(), self._now())
+
+    async def _keep(self, addresses: tuple[str, ...]) -> None:
+        """Saves where we stand; a home that cannot be written is told of and costs only the next rejoining."""
+        known = (address for _, listed in self.bootstrap() for address in self._with_peers(listed))
+        kept = tuple(dict.fromkeys((*self._with_peers(addresses), *known)))[: min(MAX_KEPT_ADDRESSES, MAX_ADDRESSES)]
+        self._membership = Membership(self.requirements, kept, self._passes, self.sealed_revocation, self._now())
+        try:
+            await self._ports.credentials.save_membership(self._membership)
+        except P2PMeshError as error:
+            self._report("error", {"code": error.code.value, "message": error.message})
+
+    def _with_peers(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(text if names_peer(text) else f"{text}/p2p/{self.founder}" for text in addresses)
+
+    # --- the founder's commands ------------------------------------------------------
+    def founders_desk(self) -> FounderDesk:
+        """The desk; ``Refused(CONFIG_INVALID)`` at a member, who has none."""
+        if self.desk is None:
+            text = f"only the founder of the mesh (peer {self.founder}) can do that; run it in the founder's home"
+            raise Refused(ErrorCode.CONFIG_INVALID, text)
+        return self.desk
+
+
+def _requirements_of(invite: Invite | None, membership: Membership | None) -> MeshRequirements:
+    if invite is not None:
+        return invite.requirements
+    assert membership is not None
+    return membership.requirements
+
+
+def _refusal_error(refusal: Refusal) -> RemoteProtocolError:
+    return RemoteProtocolError(refusal.code, refusal.message)
+
+
+def _raise_if(refusal: Refusal | None) -> None:
+    if refusal is not None:
+        raise _refusal_error(refusal)

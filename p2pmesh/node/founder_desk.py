@@ -1,0 +1,142 @@
+"""The founder's desk: gives out invites, counts their uses, revokes. Every change is on disk before it is heard of.
+
+Runs ``core.invite_ledger`` on one ledger. Who asks, and what a use means for admission, is ``node.credentials``'.
+"""
+
+from typing import Any
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.ids import ID_BYTES, PeerId
+from p2pmesh.base.quantities import UnixMillis
+from p2pmesh.core import invite_ledger
+from p2pmesh.core.credentials import Refusal
+from p2pmesh.core.invite_ledger import InviteLedger
+from p2pmesh.core.standing import Founding
+from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.reporting import Report
+from p2pmesh.wire.invite import LIFE_MS, Invite, encode_invite, without_peer
+from p2pmesh.wire.requirements import mesh_id_of
+from p2pmesh.wire.revocation import Revocation, encode_revocation
+
+MAX_INVITE_ADDRESSES = 4
+"""More would make an invite's QR code too fine for a phone."""
+MAX_LIFE_MS = 365 * 24 * 3600 * 1000
+
+
+class FounderDesk:
+    """The ledger of one founder, and its file."""
+
+    def __init__(self, ports: Neighbours, founding: Founding, report: Report) -> None:
+        self._ports = ports
+        self._report = report
+        self._requirements = founding.requirements
+        self._mesh_id = mesh_id_of(founding.requirements)
+        self._ledger = founding.ledger
+        self._writing = trio.Lock()
+        self._unsaved = trio.Event()
+
+    @property
+    def ledger(self) -> InviteLedger:
+        """As it stands, without what no longer matters."""
+        return invite_ledger.prune(self._ledger, self._ports.clock.unix_ms())
+
+    async def run(self) -> None:
+        """Saves what may be saved a moment later, until cancelled."""
+        while True:
+            await self._unsaved.wait()
+            self._unsaved = trio.Event()
+            try:
+                await self._save()
+            except P2PMeshError as error:
+                self._report("error", {"code": error.code.value, "message": error.message})
+
+    # --- invites -------------------------------------------------------------------
+    def issue(self, life_ms: int = LIFE_MS, max_uses: int = 0) -> str:
+        """A new invite, which is saved soon; ``create`` saves first, as one that is counted must be."""
+        if not 0 < life_ms <= MAX_LIFE_MS:
+            text = f"an invite lives at most {MAX_LIFE_MS // 3_600_000} hours"
+            raise Refused(ErrorCode.CONFIG_INVALID, text)
+        now = self._ports.clock.unix_ms()
+        own = self._ports.identity.peer_id
+        addresses = tuple(without_peer(text, own) for text in self._ports.network.addresses()[:MAX_INVITE_ADDRESSES])
+        fresh = self._ports.entropy.random_bytes(ID_BYTES)
+        invite = Invite(fresh, self._requirements, now, UnixMillis(now + life_ms), addresses, (), max_uses)
+        self._ledger = invite_ledger.issue(self._ledger, invite, now)
+        self._unsaved.set()
+        return encode_invite(invite, self._ports.identity.public_key, self._ports.identity.sign)
+
+    async def create(self, life_ms: int = LIFE_MS, max_uses: int = 0) -> str:
+        """A new invite, saved."""
+        line = self.issue(life_ms, max_uses)
+        await self._save()
+        return line
+
+    async def redeem(self, invite: Invite, peer: PeerId) -> Refusal | None:
+        """Counts a use. When it returns None for a counted invite, the use is on disk."""
+        outcome = invite_ledger.redeem(self._ledger, invite, peer)
+        if isinstance(outcome, Refusal):
+            return outcome
+        self._ledger = outcome
+        if invite.max_uses:
+            await self._save()
+        else:
+            self._unsaved.set()
+        return None
+
+    # --- revoking ------------------------------------------------------------------
+    async def revoke(self, invite_id: str, *, is_expelling: bool) -> bytes:
+        """Revokes an invite by its id in hex; the sealed revocation, saved."""
+        now = self._ports.clock.unix_ms()
+        self._ledger = invite_ledger.revoke(self._ledger, invite_id, now, is_expelling=is_expelling)
+        await self._save()
+        return self.sealed_revocation()
+
+    async def remove_peer(self, peer: PeerId) -> bytes:
+        """Puts a member out; the sealed revocation, saved."""
+        if peer == self._ports.identity.peer_id:
+            raise Refused(ErrorCode.CONFIG_INVALID, "the founder cannot be removed from its own mesh")
+        self._ledger = invite_ledger.remove_peer(self._ledger, peer, self._ports.clock.unix_ms())
+        await self._save()
+        return self.sealed_revocation()
+
+    def adopt(self, revocation: Revocation) -> None:
+        """Takes in a newer record of our own, which a peer kept while our home was restored from a backup."""
+        adopted = invite_ledger.adopt(self._ledger, revocation, self._ports.clock.unix_ms())
+        if adopted is not self._ledger:
+            self._ledger = adopted
+            self._unsaved.set()
+
+    def sealed_revocation(self) -> bytes:
+        """What is revoked now; empty bytes before anything ever was."""
+        if not self._ledger.sequence:
+            return b""
+        revocation = invite_ledger.revocation_of(self._ledger, self._mesh_id, self._ports.clock.unix_ms())
+        return encode_revocation(revocation, self._ports.identity.public_key, self._ports.identity.sign)
+
+    async def _save(self) -> None:
+        """The ledger as it stands when its turn has come; writers do not overtake each other."""
+        async with self._writing:
+            await self._ports.credentials.save_ledger(self._ledger)
+
+    def describe(self) -> dict[str, Any]:
+        """For ``invite list``: everything but the invites themselves."""
+        return describe_ledger(self.ledger, self._ports.clock.unix_ms())
+
+
+def describe_ledger(ledger: InviteLedger, now_unix_ms: int) -> dict[str, Any]:
+    """A ledger as values that JSON can hold."""
+    return {
+        "invites": [
+            {
+                "id": entry.invite_id,
+                "expires_unix_ms": entry.expires_unix_ms,
+                "max_uses": entry.max_uses,
+                "uses": entry.uses,
+                "state": invite_ledger.state_of(entry, now_unix_ms),
+            }
+            for entry in ledger.invites
+        ],
+        "removed_peers": [entry.peer_id for entry in ledger.removed],
+    }
