@@ -24,6 +24,7 @@ from p2pmesh.base.limits import (
     MAX_LAYERS,
     MAX_LINK_CHUNK_BYTES,
     MAX_LINK_PROBE_BYTES,
+    MAX_LIVENESS_RECORD_BYTES,
     MAX_NAME_BYTES,
     MAX_PASS_BYTES,
     MAX_PASSES,
@@ -255,6 +256,46 @@ class IdentityAnswer:
     announcements: tuple[bytes, ...] = declared(ListOf(_ANNOUNCEMENT, MAX_TWIN_ANNOUNCEMENTS))
 
 
+# --- liveness ----------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Are you alive? With how fresh the asker knows the asked one; (0, 0) if it does not care."""
+
+    nonce: bytes = declared(_ID)
+    incarnation: int = declared(Integer(0, 2**53))
+    sequence: int = declared(Integer(0, 2**53))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """A sealed ``LifeProof`` for the nonce; the announcement where the asker's is older, else empty."""
+
+    proof: bytes = declared(Bytes(1, MAX_LIVENESS_RECORD_BYTES))
+    announcement: bytes = declared(Bytes(0, MAX_ANNOUNCEMENT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """Ask that peer for me, with my nonce."""
+
+    nonce: bytes = declared(_ID)
+    peer_id: str = declared(PEER_ID_SHAPE)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """The proof as the asked one gave it; empty where it did not answer."""
+
+    proof: bytes = declared(Bytes(0, MAX_LIVENESS_RECORD_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """A sealed ``Leaving`` of the sender, besides the gossip; nothing answers it."""
+
+    leaving: bytes = declared(Bytes(1, MAX_LIVENESS_RECORD_BYTES))
+
+
 # --- generation --------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
@@ -344,6 +385,11 @@ KINDS: dict[str, type] = {
     "link_bytes": LinkBytes,
     "identity_query": IdentityQuery,
     "identity_answer": IdentityAnswer,
+    "probe": Probe,
+    "probe_answer": ProbeAnswer,
+    "probe_request": ProbeRequest,
+    "probe_report": ProbeReport,
+    "farewell": Farewell,
     "generate": Generate,
     "started": Started,
     "delta": Delta,

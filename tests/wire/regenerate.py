@@ -16,7 +16,7 @@ import numpy as np
 from p2pmesh.wire import announcement, begin, control, generation, invite, membership_pass, revocation, stage
 from p2pmesh.wire.schema import pack, to_map
 from p2pmesh.wire.signed import seal
-from tests.wire import vectors
+from tests.wire import liveness_vectors, vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour
 from tests.wire.ownership_vectors import ownership_claims
 
@@ -345,6 +345,13 @@ def control_messages() -> list[tuple[str, Any]]:
         ("identity_query", control.IdentityQuery(ISSUED_MS)),
         ("identity_answer", control.IdentityAnswer((of_joiner, of_joiner))),
         ("identity_answer of one who knows of no other", control.IdentityAnswer(())),
+        ("probe", control.Probe(REQUEST_ID, ISSUED_MS, 7)),
+        ("probe_answer with an announcement", control.ProbeAnswer(b"proof", of_joiner)),
+        ("probe_answer", control.ProbeAnswer(b"proof", b"")),
+        ("probe_request", control.ProbeRequest(REQUEST_ID, JOINER.peer_id)),
+        ("probe_report", control.ProbeReport(b"proof")),
+        ("probe_report of silence", control.ProbeReport(b"")),
+        ("farewell", control.Farewell(b"leaving")),
         ("generate from a chat", control.Generate(REQUEST_ID, "smollm2-135m", sampling, messages=chat,
                                                   stop=("\n\n", "END"), max_tokens=64, sequence=1)),
         ("generate from text", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once")),
@@ -437,6 +444,21 @@ def broken_fields() -> list[tuple[str, str, Case]]:
         ("identity_answer with an empty announcement", "identity_answer", {"announcements": [b""]}),
         ("identity_answer with an announcement as text", "identity_answer", {"announcements": ["x"]}),
         ("identity_answer of nil", "identity_answer", {"announcements": None}),
+        ("probe with a nonce of 15 bytes", "probe", {"nonce": bytes(15)}),
+        ("probe without a nonce", "probe", {"nonce": ...}),
+        ("probe with an incarnation of -1", "probe", {"incarnation": -1}),
+        ("probe with a sequence beyond 2^53", "probe", {"sequence": 2**53 + 1}),
+        ("probe_answer with an empty proof", "probe_answer", {"proof": b""}),
+        ("probe_answer with a proof of 1025 bytes", "probe_answer", {"proof": bytes(1025)}),
+        ("probe_answer with an announcement of 32769 bytes", "probe_answer", {"announcement": bytes(32_769)}),
+        ("probe_answer with an announcement of nil", "probe_answer", {"announcement": None}),
+        ("probe_request with a nonce as text", "probe_request", {"nonce": "0" * 16}),
+        ("probe_request of no peer id", "probe_request", {"peer_id": "nobody"}),
+        ("probe_request without a peer", "probe_request", {"peer_id": ...}),
+        ("probe_report with a proof of 1025 bytes", "probe_report", {"proof": bytes(1025)}),
+        ("probe_report of nil", "probe_report", {"proof": None}),
+        ("farewell of no bytes", "farewell", {"leaving": b""}),
+        ("farewell of 1025 bytes", "farewell", {"leaving": bytes(1025)}),
         ("generate without sampling", "generate from text", {"sampling": ...}),
         ("generate with sampling nil", "generate from text", {"sampling": None}),
         ("generate with a NaN temperature", "generate from text", {"sampling": {**sampling, "temperature": nan}}),
@@ -796,6 +818,8 @@ def main() -> None:
     write("announcements", announcements())
     write("activations", activations())
     write("ownership_claims", ownership_claims())
+    write("life_proofs", liveness_vectors.proofs())
+    write("liveness_notes", liveness_vectors.notes())
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import MeshId
 from p2pmesh.core.coordination import StageState
+from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
 from p2pmesh.wire import (
     announcement,
     begin,
     control,
     invite,
+    liveness,
     membership_pass,
     ownership,
     records,
@@ -46,6 +48,9 @@ RECORDS = {
     "held_model": announcement.HeldModel,
     "link": announcement.Link,
     "ownership_claim": ownership.OwnershipClaim,
+    "life_proof": liveness.LifeProof,
+    "down_report": liveness.DownReport,
+    "leaving": liveness.Leaving,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
     "sampling_entry": control.SamplingEntry,
@@ -96,6 +101,8 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         "model_topic": announcement.model_topic_of(mesh, "d" * 64)
         .replace(mesh, "<mesh id>")
         .replace("d" * 16, "<first 16 digits of the digest>"),
+        "liveness_topic": liveness.topic_of(mesh).replace(mesh, "<mesh id>"),
+        "liveness_shard_topic": liveness.topic_of(mesh, "<bits>").replace(mesh, "<mesh id>"),
         "revocation_topic": revocation.topic_of(mesh).replace(mesh, "<mesh id>"),
         "generation": limits.PROTOCOL_GENERATION,
         "frame_version": stage.VERSION,
@@ -136,6 +143,23 @@ def test_claims_live_as_the_registry_says() -> None:
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
+def test_liveness_is_as_the_registry_says() -> None:
+    policy = MembershipPolicy()
+    assert REGISTRY["domains"]["life_proof"] == liveness.PROOF_DOMAIN.decode()
+    assert REGISTRY["domains"]["liveness_note"] == liveness.NOTE_DOMAIN.decode()
+    assert REGISTRY["liveness"] == {
+        "note_life_ms": liveness.NOTE_LIFE_MS,
+        "notes": list(liveness.NOTES),
+        "probe_interval_ms": policy.probe_interval_us // 1000,
+        "probe_timeout_ms": policy.probe_timeout_us // 1000,
+        "helpers": policy.helpers,
+        "indirect_timeout_ms": policy.indirect_timeout_us // 1000,
+        "suspect_ms": policy.suspect_us // 1000,
+        "tombstone_ms": policy.tombstone_us // 1000,
+        "mute_ms": policy.mute_us // 1000,
+    }
+
+
 def test_states_and_reasons_are_those_of_the_code() -> None:
     assert REGISTRY["stage_states"]["states"] == list(StageState)
     assert REGISTRY["finish_reasons"]["reasons"] == list(FinishReason)
@@ -156,6 +180,7 @@ def test_the_announcement_and_invite_documents_name_every_field() -> None:
             (announcement.Announcement, announcement.ServedModel, announcement.HeldModel, announcement.Link),
         ),
         ("invite.md", (invite.Invite, requirements.MeshRequirements)),
+        ("liveness.md", (liveness.LifeProof, liveness.DownReport, liveness.Leaving)),
         ("membership.md", (membership_pass.MembershipPass, revocation.Revocation)),
     ):
         text = (PROTOCOLS / document).read_text()
