@@ -121,7 +121,7 @@ def sign_other_node(
     """Signs the node ``peer_text`` of another machine into the file ``out``, which is taken in there."""
     peer = check_peer_id(peer_text)
     owner = _open_owner_key(files, sources)
-    claim = sign_claim(owner, peer, options.label or "", options.hours * MS_PER_HOUR)
+    claim = sign_claim(owner, peer, options.label or "", options.hours * MS_PER_HOUR, now_unix_ms())
     write_claim(out, claim)
     return {
         **_describe_signed(open_own_claim(claim)),
@@ -264,7 +264,7 @@ def _keep_owner_key(path: Path, key: OwnerKey, passphrase: str, *, use_keychain:
 
 
 def _sign_own(home: Path, owner: OwnerKey, peer: PeerId, options: ClaimOptions) -> Facts:
-    claim = sign_claim(owner, peer, options.label or "", options.hours * MS_PER_HOUR)
+    claim = sign_claim(owner, peer, options.label or "", options.hours * MS_PER_HOUR, now_unix_ms())
     signed = open_own_claim(claim)
     save_claim(home, claim)
     trust_own_owner(home, signed)

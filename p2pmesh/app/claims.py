@@ -54,9 +54,8 @@ def own_identity(home: Path) -> NodeIdentity | None:
     return load_or_create_identity(home) if (home / KEY_FILE_NAME).exists() else None
 
 
-def sign_claim(owner: OwnerKey, peer: PeerId, label: str, life_ms: int = LIFE_MS) -> bytes:
-    """A fresh claim that begins now, with a certificate id of its own."""
-    now = now_unix_ms()
+def sign_claim(owner: OwnerKey, peer: PeerId, label: str, life_ms: int, now: UnixMillis) -> bytes:
+    """A fresh claim that begins ``now``, with a certificate id of its own."""
     claim = OwnershipClaim(VERSION, secrets.token_bytes(16), peer, label, now, now + life_ms)
     return encode_claim(claim, owner.public_key, owner.sign)
 

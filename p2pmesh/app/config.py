@@ -21,6 +21,7 @@ from p2pmesh.base.limits import (
     MAX_NAME_BYTES,
     MAX_STAGES,
 )
+from p2pmesh.core.ownership import TrustPolicy
 
 HOME_VARIABLE = "P2PMESH_HOME"
 PASSPHRASE_VARIABLE = "P2PMESH_OWNER_PASSPHRASE"
@@ -50,8 +51,9 @@ class UpOptions:
     """What ``p2pmesh up`` was asked to do.
 
     ``split`` is the exact number of stages, None for as few as fit; ``cuts`` are the layers where stages after the
-    first begin, empty for the planner's choice. ``max_memory_bytes`` None means what the machine
-    has, 0 a node that holds no stage. ``models`` are references as typed, resolved by the model store.
+    first begin, empty for the planner's choice. ``max_memory_bytes`` None means what the machine has, 0 a node that
+    holds no stage. ``trust_policy`` None is that of the trust store, ``owner_key`` None the keystore in the home.
+    ``models`` are references as typed, resolved by the model store.
     """
 
     home: Path
@@ -69,6 +71,9 @@ class UpOptions:
     wire_dtype: WireDtype = WireDtype.F32
     lanes: int = DEFAULT_LANES
     cuts: tuple[int, ...] = ()
+    trust_policy: TrustPolicy | None = None
+    owner_key: str | None = None
+    passphrase_file: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)

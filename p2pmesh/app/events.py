@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from p2pmesh.base.errors import P2PMeshError
-from p2pmesh.base.ids import LayerRange, PeerId
+from p2pmesh.base.ids import LayerRange, OwnerId, PeerId
 
 
 class EventName(StrEnum):
@@ -40,6 +40,8 @@ class EventName(StrEnum):
     READY = "ready"
     NOT_ROUTABLE = "not_routable"
     SERVES_NOTHING = "serves_nothing"
+    CLAIM_RENEWED = "claim_renewed"
+    CLAIM_EXPIRES = "claim_expires"
     ERROR = "error"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -72,6 +74,17 @@ def pipeline_ready(model: str, run_id: bytes, stages: Sequence[tuple[PeerId, Lay
 def ready(api_url: str, models: Sequence[str]) -> Event:
     """These models can be routed from this peer."""
     return Event(EventName.READY, {"api_url": api_url, "models": list(models)})
+
+
+def claim_renewed(owner_id: OwnerId, expires_unix_ms: int, message: str) -> Event:
+    """The owner's claim on this node was due, and was renewed."""
+    fields = {"owner_id": owner_id, "expires_unix_ms": expires_unix_ms, "message": message}
+    return Event(EventName.CLAIM_RENEWED, fields)
+
+
+def claim_expires(expires_unix_ms: int, message: str) -> Event:
+    """The owner's claim on this node is due, and could not be renewed."""
+    return Event(EventName.CLAIM_EXPIRES, {"expires_unix_ms": expires_unix_ms, "message": message})
 
 
 def error(raised: P2PMeshError) -> Event:

@@ -32,9 +32,11 @@ from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
 from p2pmesh.app import events
 from p2pmesh.app.backend import NodeBackend
+from p2pmesh.app.claims import OwnerFiles
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
+from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.base.quantities import MIB
 from p2pmesh.node.announcements import Neighbours
@@ -60,6 +62,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
     """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on."""
     with hold_home(options.home) as home:
         identity = load_or_create_identity(home)
+        ownership = OwnershipWatch(_ownership_options(options), identity.peer_id, emit)
         _check_invite(options.invite)
         api_socket = bind_port(DEFAULT_HOST, options.port, "--port")
         try:
@@ -70,7 +73,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
         try:
             _calm_garbage_collection()
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
-            return trio.run(_Command(options, identity, (api_socket, console_socket), emit).run)
+            return trio.run(_Command(options, identity, ownership, (api_socket, console_socket), emit).run)
         finally:
             remove_run_file(home, os.getpid())
 
@@ -79,10 +82,16 @@ class _Command:
     """One run of ``up`` under trio."""
 
     def __init__(
-        self, options: UpOptions, identity: NodeIdentity, sockets: tuple[socket.socket, socket.socket], emit: Emit
+        self,
+        options: UpOptions,
+        identity: NodeIdentity,
+        ownership: OwnershipWatch,
+        sockets: tuple[socket.socket, socket.socket],
+        emit: Emit,
     ) -> None:
         self._options = options
         self._identity = identity
+        self._ownership = ownership
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
@@ -151,12 +160,15 @@ class _Command:
             version=__version__,
             memory_bytes=_memory_bytes(self._options.max_memory_bytes),
             invite_text=self._options.invite,
+            trust=self._ownership.trust,
+            ownership=self._ownership.claim,
         )
         return Node(parts, settings, self._report)
 
     async def _serve(self, node: Node) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
+            nursery.start_soon(self._ownership.run, node, TrioClock())
             if not node.overlay.is_founder:
                 await node.overlay.join()
                 self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
@@ -201,6 +213,11 @@ class _Command:
         if name == EventName.READY.value:
             fields = {"api_url": self._api_url, **fields}
         self._emit(Event(EventName(name), fields))
+
+
+def _ownership_options(options: UpOptions) -> OwnershipOptions:
+    files = OwnerFiles.of(options.home, options.owner_key)
+    return OwnershipOptions(files, passphrase_sources(options.passphrase_file), options.trust_policy)
 
 
 def _calm_garbage_collection() -> None:

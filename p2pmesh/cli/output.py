@@ -154,6 +154,8 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.READY: _describe_ready,
     EventName.NOT_ROUTABLE: _describe_not_routable,
     EventName.SERVES_NOTHING: _describe_message,
+    EventName.CLAIM_RENEWED: _describe_message,
+    EventName.CLAIM_EXPIRES: _describe_message,
     EventName.PEER_BANNED: _describe_banned,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,

@@ -11,6 +11,7 @@ from p2pmesh.app.config import (
     DEFAULT_API_PORT,
     DEFAULT_CONSOLE_PORT,
     HOME_VARIABLE,
+    PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
     ChatOptions,
     LogFormat,
@@ -21,6 +22,7 @@ from p2pmesh.app.config import (
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.auth_parser import add_auth
+from p2pmesh.core.ownership import TrustPolicy
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,6 +71,9 @@ def _add_up(commands: _Commands) -> None:
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
     add("--wire-dtype", choices=[item.value for item in WireDtype], default=WireDtype.F32.value)
+    add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
+    add("--owner-key", metavar="FILE", help="the owner key that renews this node's claim (default: in the home)")
+    add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
     add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
 
 
@@ -165,6 +170,9 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         wire_dtype=WireDtype(args.wire_dtype),
         lanes=args.lanes,
         cuts=args.cuts,
+        trust_policy=None if args.trust_policy is None else TrustPolicy(args.trust_policy),
+        owner_key=args.owner_key,
+        passphrase_file=args.passphrase_file,
     )
 
 
