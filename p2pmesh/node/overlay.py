@@ -46,6 +46,8 @@ REJOIN_LONGEST_S = 60.0
 RENEWAL_CHECK_S = 600.0
 RENEWAL_PEERS = 8
 _REFUSED_PASS = frozenset({ErrorCode.PASS_INVALID, ErrorCode.PASS_EXPIRED})
+JUDGE_CLAIMS_AGAIN_S = 60.0
+"""A claim that runs out ends a membership that needs it after at most so long."""
 REFUSAL_ARRIVES_S = 0.2
 """A refusal has this long to reach its peer before the connection is closed."""
 
@@ -347,8 +349,8 @@ class Overlay:
                 self.board.changes.mark()
 
     async def put_out(self) -> None:
-        """Ends the membership of every admitted peer that a revocation, or another trust, puts out."""
-        for peer, refusal in self.credentials.put_out():
+        """Ends the membership of every admitted peer that a revocation, another trust or an old claim puts out."""
+        for peer, refusal in self.credentials.put_out(self._claim_of):
             self._report("peer_refused", {"peer_id": peer, "code": refusal.code.value, "message": refusal.message})
             assert self._nursery is not None
             self._nursery.start_soon(self._say_farewell, peer, refusal_of(refusal.code, refusal.message))
@@ -356,11 +358,17 @@ class Overlay:
                 await self._perform(effect)
 
     async def _follow_trust(self) -> None:
-        """What the operator changes counts for those who are here, too."""
+        """What the operator changes counts for those who are here, too; so does a claim that runs out meanwhile."""
         seen = self.trust.changes.count
         while True:
-            seen = await self.trust.changes.wait_beyond(seen)
+            with trio.move_on_after(JUDGE_CLAIMS_AGAIN_S):
+                seen = await self.trust.changes.wait_beyond(seen)
             await self.put_out()
+
+    def _claim_of(self, peer: PeerId) -> bytes | None:
+        """What a peer shows by its freshest announcement: claims are renewed while their peers stay joined."""
+        announcement = self.board.find(peer)
+        return announcement.ownership if announcement is not None else None
 
     async def _say_farewell(self, peer: PeerId, refusal: Refusal) -> None:
         with trio.move_on_after(REFUSAL_ARRIVES_S), suppress(P2PMeshError):

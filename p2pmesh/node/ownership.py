@@ -56,7 +56,7 @@ class PeerTrust:
 
     def assess(self, peer: PeerId, claim: bytes) -> Ownership:
         """What to make of a peer and the claim that it shows (empty: none), at this moment."""
-        return judge_claim(self._open(claim), peer, self._store, self._clock.unix_ms())
+        return judge_claim(self.open(claim), peer, self._store, self._clock.unix_ms())
 
     def admits(self, peer: PeerId, claim: bytes) -> bool:
         """Whether such a peer may join, hold stages and be asked. Under ``off`` nothing is looked at."""
@@ -74,7 +74,8 @@ class PeerTrust:
         """Those whose speakers the policy admits, in the order given."""
         return tuple(a for a in announcements if self.admits(PeerId(a.peer_id), a.ownership))
 
-    def _open(self, claim: bytes) -> OpenedClaim:
+    def open(self, claim: bytes) -> OpenedClaim:
+        """A claim, its signature checked if it was not before."""
         opened = self._opened.get(claim)
         if opened is None:
             opened = open_claim(claim, self._verify)
