@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from p2pmesh.api.backend import Backend
 from p2pmesh.api.exchange import Exchange, send_error
+from p2pmesh.api.invites import InviteDesk, invite_routes
 from p2pmesh.api.json_response import error_response, json_response
 from p2pmesh.api.openai.app import answer_http_exception
 from p2pmesh.base.errors import ErrorCode, Refused
@@ -25,21 +26,28 @@ from p2pmesh.base.errors import ErrorCode, Refused
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def console_app(backend: Backend, token: str, host_names: frozenset[str] = LOOPBACK_NAMES) -> Starlette:
+def console_app(
+    backend: Backend, token: str, desk: InviteDesk | None = None, host_names: frozenset[str] = LOOPBACK_NAMES
+) -> Starlette:
     """The application for the console port; ``host_names`` are the names that it may be called by."""
 
+    def guard(request: Request) -> Response | None:
+        if _bears(request, token):
+            return None
+        return error_response(Refused(ErrorCode.UNAUTHORIZED, "send the bearer token of run.json in the node's home"))
+
     async def status(request: Request) -> Response:
-        if not _bears(request, token):
-            return error_response(
-                Refused(ErrorCode.UNAUTHORIZED, "send the bearer token of run.json in the node's home")
-            )
-        return json_response(backend.status())
+        return guard(request) or json_response(backend.status())
 
     async def live(request: Request) -> Response:
         return json_response({"status": "live"})
 
     app = Starlette(
-        routes=[Route("/api/status", status, methods=["GET"]), Route("/livez", live, methods=["GET"])],
+        routes=[
+            Route("/api/status", status, methods=["GET"]),
+            Route("/livez", live, methods=["GET"]),
+            *(invite_routes(desk, guard) if desk is not None else ()),
+        ],
         middleware=[
             Middleware(Exchange, new_request_id=backend.new_request_id, retry_after_s=backend.status_retry_after_s),
             Middleware(SameHost, host_names=host_names),

@@ -7,7 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from p2pmesh.api.backend import ModelListing
+from p2pmesh.app.invites import describe_new
 from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.ids import PeerId
 from p2pmesh.node.node import Node
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
@@ -47,6 +49,34 @@ class NodeBackend:
     def status(self) -> dict[str, Any]:
         """Facts for the console."""
         return self._node.status() if self._node is not None else {"phase": "starting"}
+
+    # --- the founder's desk (``api.invites.InviteDesk``) ---------------------------
+    async def create_invite(self, life_s: int, max_uses: int) -> dict[str, Any]:
+        """A new invite, saved."""
+        credentials = self._running().overlay.credentials
+        line = await credentials.founders_desk().create(life_s * 1000, max_uses)
+        return describe_new(credentials.decode_invite(line), line)
+
+    def describe_invites(self) -> dict[str, Any]:
+        """The ledger without the lines."""
+        return self._running().overlay.credentials.founders_desk().describe()
+
+    async def revoke_invite(self, invite_id: str, *, is_expelling: bool) -> dict[str, Any]:
+        """In force when this returns; the others hear of it by gossip."""
+        await self._running().overlay.revocations.revoke_invite(invite_id, is_expelling=is_expelling)
+        return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
+
+    async def remove_peer(self, peer: PeerId) -> dict[str, Any]:
+        """In force when this returns. ``invites`` are those it came by, if it is here."""
+        overlay = self._running().overlay
+        invites = overlay.credentials.find_invites_of(peer)
+        await overlay.revocations.remove_peer(peer)
+        return {"peer_id": peer, "state": "removed", "invites": list(invites)}
+
+    def _running(self) -> Node:
+        if self._node is None:
+            raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")
+        return self._node
 
     def new_request_id(self) -> bytes:
         """128 random bits."""

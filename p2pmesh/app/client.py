@@ -38,13 +38,18 @@ def run_chat(options: ChatOptions, write: Callable[[str], None]) -> None:
 
 def fetch_status(home: Path) -> dict[str, Any]:
     """What the console of the node in ``home`` tells."""
+    return ask_console(home, "GET", "/api/status")
+
+
+def ask_console(home: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer of the console of the node in ``home``; its refusals under their own codes."""
     node = read_run_file(home)
     with _node_errors(home), _client(node.console_url) as client:
-        response = client.get("/api/status", headers=_bearer(node))
+        response = client.request(method, path, headers=_bearer(node), json=body)
         if response.status_code != 200:
             raise _refusal(response)
-        status: dict[str, Any] = response.json()
-        return status
+        answer: dict[str, Any] = response.json()
+        return answer
 
 
 def _client(base_url: str) -> httpx.Client:

@@ -6,11 +6,12 @@ port; that a model or an invite is usable is found out by those who use them.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.ids import OwnerId, is_owner_id
 from p2pmesh.base.limits import (
     DEFAULT_CONTEXT_TOKENS,
     DEFAULT_LANES,
@@ -18,9 +19,12 @@ from p2pmesh.base.limits import (
     MAX_ADDRESSES,
     MAX_ANNOUNCED_MODELS,
     MAX_LANES,
+    MAX_MESH_OWNERS,
     MAX_NAME_BYTES,
     MAX_STAGES,
+    MAX_VERSION_BYTES,
 )
+from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.ownership import TrustPolicy
 
 HOME_VARIABLE = "P2PMESH_HOME"
@@ -44,6 +48,30 @@ class WireDtype(StrEnum):
 
     F32 = "f32"
     F16 = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class RequirementOptions:
+    """What a mesh that is founded shall require of its members, as typed; empty leaves it as it is."""
+
+    requires_owner: bool = False
+    owners: tuple[OwnerId, ...] = ()
+    version_min: str | None = None
+    version_max: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("the number of --allow-owner", len(self.owners), 0, MAX_MESH_OWNERS)
+        for owner in self.owners:
+            if not is_owner_id(owner):
+                raise _invalid("--allow-owner takes an owner id, 64 hex digits; `p2pmesh auth status` shows yours")
+        for name, version in (("--min-version", self.version_min), ("--max-version", self.version_max)):
+            if version is not None and (len(version) > MAX_VERSION_BYTES or parse_version(version) is None):
+                raise _invalid(f"{name} takes a version such as 0.2.0")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was typed."""
+        return self == RequirementOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +102,8 @@ class UpOptions:
     trust_policy: TrustPolicy | None = None
     owner_key: str | None = None
     passphrase_file: str | None = None
+    is_rejoining: bool = False
+    requirements: RequirementOptions = field(default_factory=RequirementOptions)
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -82,6 +112,10 @@ class UpOptions:
         _check_range("--lanes", self.lanes, 1, MAX_LANES)
         _check_range("the number of --model", len(self.models), 0, MAX_ANNOUNCED_MODELS)
         _check_range("the number of --listen", len(self.listen), 0, MAX_ADDRESSES)
+        if (self.invite is not None or self.is_rejoining) and not self.requirements.is_empty:
+            raise _invalid(
+                "requirements are the founder's: leave them away where you join, or found a mesh of your own"
+            )
         if self.split is not None:
             _check_range("--split", self.split, 1, MAX_STAGES)
         if self.cuts and self.split not in (None, len(self.cuts) + 1):

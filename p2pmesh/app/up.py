@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -35,16 +36,17 @@ from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.events import Event, EventName
+from p2pmesh.app.joining import Standing, choose_standing
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
-from p2pmesh.base.quantities import MIB
+from p2pmesh.base.errors import ErrorCode, P2PMeshError
+from p2pmesh.base.quantities import MIB, UnixMillis
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.node import Node, NodeParts
-from p2pmesh.node.overlay import OverlaySettings
+from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
-from p2pmesh.wire.invite import check_invite_time, decode_invite
 from p2pmesh.wire.stage import WireDtype
 
 Emit = Callable[[Event], None]
@@ -63,7 +65,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
     with hold_home(options.home) as home:
         identity = load_or_create_identity(home)
         ownership = OwnershipWatch(_ownership_options(options), identity.peer_id, emit)
-        _check_invite(options.invite)
+        standing = choose_standing(options, identity, ownership.claim, UnixMillis(time.time_ns() // 1_000_000))
         api_socket = bind_port(DEFAULT_HOST, options.port, "--port")
         try:
             console_socket = bind_port(DEFAULT_HOST, options.console_port, "--console-port")
@@ -73,9 +75,20 @@ def run_up(options: UpOptions, emit: Emit) -> int:
         try:
             _calm_garbage_collection()
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
-            return trio.run(_Command(options, identity, ownership, (api_socket, console_socket), emit).run)
+            return trio.run(
+                _Command(options, _Start(identity, ownership, standing), (api_socket, console_socket), emit).run
+            )
         finally:
             remove_run_file(home, os.getpid())
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What the home says before anything runs."""
+
+    identity: NodeIdentity
+    ownership: OwnershipWatch
+    standing: Standing
 
 
 class _Command:
@@ -84,14 +97,14 @@ class _Command:
     def __init__(
         self,
         options: UpOptions,
-        identity: NodeIdentity,
-        ownership: OwnershipWatch,
+        start: _Start,
         sockets: tuple[socket.socket, socket.socket],
         emit: Emit,
     ) -> None:
         self._options = options
-        self._identity = identity
-        self._ownership = ownership
+        self._identity = start.identity
+        self._ownership = start.ownership
+        self._standing = start.standing
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
@@ -121,7 +134,7 @@ class _Command:
         write_run_file(self._options.home, run_file)
         for app, sock in (
             (openai_app(backend), self._api_socket),
-            (console_app(backend, token), self._console_socket),
+            (console_app(backend, token, backend), self._console_socket),
         ):
             self._http_servers += 1
             nursery.start_soon(self._serve_http_app, app, sock)
@@ -159,9 +172,11 @@ class _Command:
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
             memory_bytes=_memory_bytes(self._options.max_memory_bytes),
-            invite_text=self._options.invite,
+            invite_text=self._standing.invite_text,
             trust=self._ownership.trust,
             ownership=self._ownership.claim,
+            membership=self._standing.membership,
+            founding=self._standing.founding,
         )
         return Node(parts, settings, self._report)
 
@@ -170,8 +185,7 @@ class _Command:
             await nursery.start(node.run)
             nursery.start_soon(self._ownership.run, node, TrioClock())
             if not node.overlay.is_founder:
-                await node.overlay.join()
-                self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
+                await self._join(node)
                 nursery.start_soon(node.overlay.stay_joined)
             nursery.start_soon(self._keep_inviting, node)
             if node.overlay.is_founder and not self._references():
@@ -185,12 +199,29 @@ class _Command:
                 await self._http_ended.wait()
             nursery.cancel_scope.cancel()
 
+    async def _join(self, node: Node) -> None:
+        """The first joining ends the command where it fails; a member of old waits for the others to come back."""
+        try:
+            await node.overlay.join()
+        except P2PMeshError as error:
+            is_away = error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST)
+            if not (is_away and node.overlay.credentials.passes):
+                raise
+            facts = {"code": error.code.value, "message": error.message, "retry_s": REJOIN_FIRST_S}
+            self._emit(Event(EventName.JOIN_FAILED, facts))
+        else:
+            self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
+
     async def _keep_inviting(self, node: Node) -> None:
-        """An invite lives a day; the founder makes a fresh one before the last is over."""
+        """An invite lives a day; the founder makes a fresh one before the last is over. A member hands on its own."""
+        credentials = node.overlay.credentials
+        if credentials.desk is None:
+            handed_on = credentials.handed_on()
+            if handed_on is not None:
+                self._emit(events.invite(handed_on))
+            return
         while True:
-            self._emit(events.invite(node.overlay.make_invite()))
-            if not node.overlay.is_founder:
-                return
+            self._emit(events.invite(await credentials.desk.create()))
             await trio.sleep(INVITE_LIFE_MS / 2000)
 
     def _references(self) -> tuple[str, ...]:
@@ -226,15 +257,6 @@ def _calm_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def _check_invite(text: str | None) -> None:
-    """Refuses an invite that can never work before any port or process is touched."""
-    if text is not None:
-        from time import time_ns
-
-        invite = decode_invite(text, Ed25519Verifier().is_signature_of)
-        check_invite_time(invite, time_ns() // 1_000_000)  # type: ignore[arg-type]
 
 
 def _memory_bytes(given: int | None) -> int:

@@ -15,6 +15,8 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(I?B)?\Z", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,9})\s*([smhd])\Z", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -33,6 +35,17 @@ def parse_size_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write for example 0, 512MiB or 8GiB")
     number, prefix, _ = match.groups()
     return int(float(number) * 1024 ** _POWERS[prefix.upper()])
+
+
+def parse_duration_s(text: str) -> int:
+    """Seconds of a duration such as ``90s``, ``30m``, ``24h`` or ``7d``; at least one second.
+
+    Raises ``ValueError`` with a sentence for the person who typed it.
+    """
+    match = _DURATION.match(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a duration; write for example 30m, 24h or 7d")
+    return int(match[1]) * _SECONDS[match[2].lower()]
 
 
 def format_size(size_bytes: int) -> str:

@@ -16,6 +16,7 @@ from p2pmesh.app.config import LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
+from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
 from p2pmesh.cli.output import (
     EventPrinter,
     JsonPrinter,
@@ -122,6 +123,18 @@ def _auth(args: Namespace) -> int:
     return exit_code
 
 
+def _invite(args: Namespace) -> int:
+    from p2pmesh.cli.invites import run_invite
+
+    return run_invite(args)
+
+
+def _peer(args: Namespace) -> int:
+    from p2pmesh.cli.invites import run_peer
+
+    return run_peer(args)
+
+
 def _bench_decode(args: Namespace) -> int:
     options = bench_decode_options(args)
     from p2pmesh.app.bench import run_decode
@@ -153,6 +166,8 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "models list": _models_list,
     "models show": _models_show,
     **dict.fromkeys((f"auth {action}" for action in AUTH_ACTIONS), _auth),
+    **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),
+    **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
     "bench decode": _bench_decode,
     "simulate": _simulate,
 }

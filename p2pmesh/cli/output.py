@@ -5,6 +5,7 @@ write to the operator's terminal.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
@@ -37,12 +38,23 @@ class PrettyPrinter:
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out = _Lines(out)
         self._err = _Lines(err)
+        self._columns = shutil.get_terminal_size((0, 0)).columns if out.isatty() else 0
 
     def emit(self, event: Event) -> None:
         """See ``EventPrinter``."""
         lines = self._err if event.name is EventName.ERROR else self._out
         for line in describe_event(event):
             lines.write(line)
+        if event.name is EventName.INVITE and self._columns:
+            self._write_code(str(event.fields["invite"]))
+
+    def _write_code(self, text: str) -> None:
+        """Where it fits: a phone carries the invite to the other machine."""
+        from p2pmesh.cli.qr import fits, qr_lines
+
+        lines = qr_lines(text)
+        for line in lines if fits(lines, self._columns) else ():
+            self._out.write(line)
 
 
 class _Lines:

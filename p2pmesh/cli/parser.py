@@ -4,6 +4,8 @@ Only syntax is checked here (exit 2); meaning is checked by the records of ``app
 """
 
 import argparse
+import os
+import sys
 from typing import TypeAlias
 
 from p2pmesh import __version__
@@ -19,9 +21,11 @@ from p2pmesh.app.config import (
     WireDtype,
     choose_home,
 )
+from p2pmesh.app.invite_text import read_invite_text
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.auth_parser import add_auth
+from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.core.ownership import TrustPolicy
 
 
@@ -39,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands)
     _add_models(commands)
     add_auth(commands)
+    add_invite(commands)
+    add_peer(commands)
     _add_bench(commands)
     _add_simulate(commands)
     return parser
@@ -62,7 +68,7 @@ def _add_up(commands: _Commands) -> None:
     add("--demo", action="store_true", help="serve the small model that pip installed")
     add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")
     add("--cuts", metavar="L1,L2,…", type=_cuts, default=(), help="first layers of the stages after the first")
-    add("--join", metavar="INVITE", help="join the overlay of this invite")
+    add_joining(up)
     add("--name", help="how this node is called in the status of others")
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
     add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
@@ -154,12 +160,13 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def up_options(args: argparse.Namespace) -> UpOptions:
     """The options of ``up``; ``ConfigError`` where a value makes no sense."""
+    invite = read_invite_text(args.join, args.join_file, os.environ, sys.stdin)
     return UpOptions(
         home=choose_home(args.home),
         models=tuple(args.model),
         is_demo=args.demo,
         split=args.split,
-        invite=args.join,
+        invite=None if args.rejoin else invite,
         name=args.name,
         port=args.port,
         console_port=args.console_port,
@@ -170,6 +177,8 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         wire_dtype=WireDtype(args.wire_dtype),
         lanes=args.lanes,
         cuts=args.cuts,
+        is_rejoining=args.rejoin,
+        requirements=requirement_options(args),
         trust_policy=None if args.trust_policy is None else TrustPolicy(args.trust_policy),
         owner_key=args.owner_key,
         passphrase_file=args.passphrase_file,

@@ -5,18 +5,20 @@ A change is kept on disk before anybody hears of it; that is ``node.founder_desk
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import MeshId, PeerId, is_mesh_id, is_peer_id
-from p2pmesh.base.limits import MAX_INVITE_USES, MAX_REVOKED
+from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_USES, MAX_REVOKED
 from p2pmesh.core.credentials import Refusal, RefusalReason
 from p2pmesh.wire.invite import CLOCK_SKEW_MS, Invite
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.revocation import Revocation
-from p2pmesh.wire.schema import Boolean, Integer, ListOf, Record, Text, declared
+from p2pmesh.wire.schema import Boolean, Integer, ListOf, Record, Text, declared, is_line
 
 MAX_ISSUED = MAX_REVOKED
 """Invites that are kept at once, so that all of them can be revoked."""
+MAX_INVITE_LIFE_MS = 365 * 24 * 3600 * 1000
 MAX_COUNTED_USES = 8192
 """Uses that the counted invites of a ledger may have together."""
 
@@ -50,11 +52,15 @@ class RemovedPeer:
 
 @dataclass(frozen=True, slots=True)
 class InviteLedger:
-    """Everything that a founder remembers; ``sequence`` is that of its last revocation."""
+    """Everything that a founder remembers; ``sequence`` is that of its last revocation.
+
+    ``addresses`` are those of the last invite, for one that is made while the node does not run.
+    """
 
     sequence: int = declared(_TIME, 0)
     invites: tuple[IssuedInvite, ...] = declared(ListOf(Record(IssuedInvite), MAX_ISSUED), ())
     removed: tuple[RemovedPeer, ...] = declared(ListOf(Record(RemovedPeer), MAX_REVOKED), ())
+    addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES), ())
 
     def find(self, invite_id: str) -> IssuedInvite | None:
         """The entry of an invite, by its id in hex."""
@@ -62,14 +68,18 @@ class InviteLedger:
 
 
 def issue(ledger: InviteLedger, invite: Invite, now_unix_ms: int) -> InviteLedger:
-    """With a new invite; ``Refused(OVERLOADED)`` where too many live."""
+    """With a new invite; ``Refused`` where too many live, or where it would live too long or allow too many uses."""
+    life_ms = invite.expires_unix_ms - invite.issued_unix_ms
+    if not 0 < life_ms <= MAX_INVITE_LIFE_MS or not 0 <= invite.max_uses <= MAX_INVITE_USES:
+        text = f"an invite lives up to {MAX_INVITE_LIFE_MS // 86_400_000} days and has up to {MAX_INVITE_USES} uses"
+        raise Refused(ErrorCode.REQUEST_INVALID, text)
     kept = prune(ledger, now_unix_ms)
     counted = sum(entry.max_uses for entry in kept.invites) + invite.max_uses
     if len(kept.invites) >= MAX_ISSUED or counted > MAX_COUNTED_USES:
         text = f"{len(kept.invites)} invites for {counted - invite.max_uses} counted uses live; let some expire"
         raise Refused(ErrorCode.OVERLOADED, text)
     entry = IssuedInvite(invite.invite_id.hex(), invite.issued_unix_ms, invite.expires_unix_ms, invite.max_uses)
-    return replace(kept, invites=(*kept.invites, entry))
+    return replace(kept, invites=(*kept.invites, entry), addresses=invite.addresses)
 
 
 def redeem(ledger: InviteLedger, invite: Invite, peer: PeerId) -> InviteLedger | Refusal:
@@ -94,12 +104,12 @@ def redeem(ledger: InviteLedger, invite: Invite, peer: PeerId) -> InviteLedger |
 
 
 def revoke(ledger: InviteLedger, invite_id: str, now_unix_ms: int, *, is_expelling: bool) -> InviteLedger:
-    """With an invite revoked, and those put out who came in by it; ``Refused(CONFIG_INVALID)`` for an unknown one."""
+    """With an invite revoked, and those put out who came in by it; ``Refused(REQUEST_INVALID)`` for an unknown one."""
     kept = prune(ledger, now_unix_ms)
     entry = kept.find(invite_id)
     if entry is None:
         text = f"no invite {invite_id[:64]} is known here; `p2pmesh invite list` shows those that are"
-        raise Refused(ErrorCode.CONFIG_INVALID, text)
+        raise Refused(ErrorCode.REQUEST_INVALID, text)
     changed = replace(entry, revoked_unix_ms=entry.revoked_unix_ms or now_unix_ms)
     if is_expelling and not entry.is_expelled:
         changed = replace(changed, revoked_unix_ms=now_unix_ms, is_expelled=True)
@@ -130,7 +140,7 @@ def adopt(ledger: InviteLedger, revocation: Revocation, now_unix_ms: int) -> Inv
     removed = {entry.peer_id: entry for entry in ledger.removed}
     removed |= {peer: RemovedPeer(peer, now_unix_ms) for peer in revocation.peers if peer not in removed}
     newest = tuple(entries.values())[-MAX_ISSUED:]
-    return InviteLedger(revocation.sequence, newest, tuple(removed.values())[-MAX_REVOKED:])
+    return InviteLedger(revocation.sequence, newest, tuple(removed.values())[-MAX_REVOKED:], ledger.addresses)
 
 
 def prune(ledger: InviteLedger, now_unix_ms: int) -> InviteLedger:
@@ -174,3 +184,20 @@ def state_of(entry: IssuedInvite, now_unix_ms: int) -> str:
     if now_unix_ms > entry.expires_unix_ms + CLOCK_SKEW_MS:
         return "expired"
     return "used" if entry.max_uses and len(entry.peers) >= entry.max_uses else "valid"
+
+
+def describe_ledger(ledger: InviteLedger, now_unix_ms: int) -> dict[str, Any]:
+    """A ledger as values that JSON can hold."""
+    return {
+        "invites": [
+            {
+                "id": entry.invite_id,
+                "expires_unix_ms": entry.expires_unix_ms,
+                "max_uses": entry.max_uses,
+                "uses": entry.uses,
+                "state": state_of(entry, now_unix_ms),
+            }
+            for entry in ledger.invites
+        ],
+        "removed_peers": [entry.peer_id for entry in ledger.removed],
+    }

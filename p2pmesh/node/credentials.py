@@ -231,7 +231,7 @@ class Credentials:
         """The peer is gone."""
         self._admitted.pop(peer, None)
 
-    def find_invite_of(self, peer: PeerId) -> tuple[str, ...]:
+    def find_invites_of(self, peer: PeerId) -> tuple[str, ...]:
         """Ids, in hex, of the invites that an admitted peer's membership hangs on."""
         kept = self._admitted.get(peer)
         if kept is None:
@@ -259,18 +259,14 @@ class Credentials:
         if not self.is_founder:
             await self._keep(())
 
-    def put_out(self, claim_of: Callable[[PeerId], bytes | None]) -> tuple[tuple[PeerId, Refusal], ...]:
-        """Admitted peers that are to be put out, in the order of their admission.
-
-        By the newest revocation, another trust, or the claim that they show now (``claim_of``; None: that of hello).
-        """
-        judged = ((peer, self._judge_again(kept, claim_of(peer))) for peer, kept in self._admitted.items())
+    def put_out(self) -> tuple[tuple[PeerId, Refusal], ...]:
+        """Admitted peers that the newest revocation or another trust puts out, in the order of their admission."""
+        judged = ((peer, self._judge_again(kept)) for peer, kept in self._admitted.items())
         return tuple((peer, refusal) for peer, refusal in judged if refusal is not None)
 
-    def _judge_again(self, kept: Shown, claim: bytes | None) -> Refusal | None:
+    def _judge_again(self, kept: Shown) -> Refusal | None:
         refusal = credentials.judge_proof(credentials.proof_of(kept), self.revocation)
-        now_shown = kept if claim is None else replace(kept, claim=self._trust.open(claim))
-        return refusal or credentials.judge_ownership(now_shown, self._terms(), self._now())
+        return refusal or credentials.judge_ownership(kept, self._terms(), self._now())
 
     async def _keep(self, addresses: tuple[str, ...]) -> None:
         """Saves where we stand; a home that cannot be written is told of and costs only the next rejoining."""
@@ -286,11 +282,15 @@ class Credentials:
         return tuple(text if names_peer(text) else f"{text}/p2p/{self.founder}" for text in addresses)
 
     # --- the founder's commands ------------------------------------------------------
+    def decode_invite(self, line: str) -> Invite:
+        """What an invite says; raises ``INVITE_MALFORMED``."""
+        return decode_invite(line, self._ports.verifier.is_signature_of)
+
     def founders_desk(self) -> FounderDesk:
-        """The desk; ``Refused(CONFIG_INVALID)`` at a member, who has none."""
+        """The desk; ``Refused(REQUEST_INVALID)`` at a member, who has none."""
         if self.desk is None:
             text = f"only the founder of the mesh (peer {self.founder}) can do that; run it in the founder's home"
-            raise Refused(ErrorCode.CONFIG_INVALID, text)
+            raise Refused(ErrorCode.REQUEST_INVALID, text)
         return self.desk
 
 

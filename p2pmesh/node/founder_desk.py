@@ -9,7 +9,6 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import ID_BYTES, PeerId
-from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core import invite_ledger
 from p2pmesh.core.credentials import Refusal
 from p2pmesh.core.invite_ledger import InviteLedger
@@ -22,7 +21,6 @@ from p2pmesh.wire.revocation import Revocation, encode_revocation
 
 MAX_INVITE_ADDRESSES = 4
 """More would make an invite's QR code too fine for a phone."""
-MAX_LIFE_MS = 365 * 24 * 3600 * 1000
 
 
 class FounderDesk:
@@ -55,14 +53,11 @@ class FounderDesk:
     # --- invites -------------------------------------------------------------------
     def issue(self, life_ms: int = LIFE_MS, max_uses: int = 0) -> str:
         """A new invite, which is saved soon; ``create`` saves first, as one that is counted must be."""
-        if not 0 < life_ms <= MAX_LIFE_MS:
-            text = f"an invite lives at most {MAX_LIFE_MS // 3_600_000} hours"
-            raise Refused(ErrorCode.CONFIG_INVALID, text)
         now = self._ports.clock.unix_ms()
         own = self._ports.identity.peer_id
         addresses = tuple(without_peer(text, own) for text in self._ports.network.addresses()[:MAX_INVITE_ADDRESSES])
         fresh = self._ports.entropy.random_bytes(ID_BYTES)
-        invite = Invite(fresh, self._requirements, now, UnixMillis(now + life_ms), addresses, (), max_uses)
+        invite = Invite(fresh, self._requirements, now, now + life_ms, addresses, (), max_uses)
         self._ledger = invite_ledger.issue(self._ledger, invite, now)
         self._unsaved.set()
         return encode_invite(invite, self._ports.identity.public_key, self._ports.identity.sign)
@@ -96,7 +91,7 @@ class FounderDesk:
     async def remove_peer(self, peer: PeerId) -> bytes:
         """Puts a member out; the sealed revocation, saved."""
         if peer == self._ports.identity.peer_id:
-            raise Refused(ErrorCode.CONFIG_INVALID, "the founder cannot be removed from its own mesh")
+            raise Refused(ErrorCode.REQUEST_INVALID, "the founder cannot be removed from its own mesh")
         self._ledger = invite_ledger.remove_peer(self._ledger, peer, self._ports.clock.unix_ms())
         await self._save()
         return self.sealed_revocation()
@@ -122,21 +117,4 @@ class FounderDesk:
 
     def describe(self) -> dict[str, Any]:
         """For ``invite list``: everything but the invites themselves."""
-        return describe_ledger(self.ledger, self._ports.clock.unix_ms())
-
-
-def describe_ledger(ledger: InviteLedger, now_unix_ms: int) -> dict[str, Any]:
-    """A ledger as values that JSON can hold."""
-    return {
-        "invites": [
-            {
-                "id": entry.invite_id,
-                "expires_unix_ms": entry.expires_unix_ms,
-                "max_uses": entry.max_uses,
-                "uses": entry.uses,
-                "state": invite_ledger.state_of(entry, now_unix_ms),
-            }
-            for entry in ledger.invites
-        ],
-        "removed_peers": [entry.peer_id for entry in ledger.removed],
-    }
+        return invite_ledger.describe_ledger(self.ledger, self._ports.clock.unix_ms())

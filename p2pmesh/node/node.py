@@ -18,9 +18,11 @@ from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptio
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.exchanges import DriverExchanges
 from p2pmesh.node.links import Links
+from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.reporting import Report
+from p2pmesh.node.route_queries import RouteQueries
 from p2pmesh.node.router import Router
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.stages import StageParts, Stages
@@ -52,6 +54,7 @@ class Node:
         self.table = RunTable(self.overlay, ports.network)
         self.drivers = Drivers(ports.clock, ports.entropy, self._announce_models)
         self.links = Links(self.overlay, ports, self._is_generating)
+        self.liveness = Liveness(self.overlay, ports, report)
         self._identity_guard = IdentityGuard(self.overlay, ports, report)
         artifacts = Artifacts(self.overlay, parts.store, ports.clock, self.links.note_transfer)
         self.stages = Stages(
@@ -62,6 +65,7 @@ class Node:
         )
         DriverExchanges(self.overlay, self.drivers)
         self.router = Router(self.overlay, self.drivers)
+        RouteQueries(self.overlay, self.router.models)
         self.coordinators: list[Coordinator] = []
         self._is_draining = False
 
@@ -71,6 +75,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.drivers.run)
             await nursery.start(self.overlay.run)
+            await nursery.start(self.liveness.run)
             nursery.start_soon(self._report_ready)
             nursery.start_soon(self.links.run)
             nursery.start_soon(self._identity_guard.run)
@@ -91,6 +96,7 @@ class Node:
     async def drain(self, timeout_s: float) -> None:
         """Takes no new request and waits, at most ``timeout_s``, for those that run through a stage here."""
         self._is_draining = True
+        await self.liveness.leave()
         with trio.move_on_after(timeout_s):
             await self.drivers.wait_idle()
             await self.table.wait_idle()

@@ -1,0 +1,146 @@
+"""``p2pmesh invite`` and ``p2pmesh peer``: the founder's invites and members.
+
+A running node is asked through its console, since it alone may change its ledger; otherwise the home's files are
+changed while the home is held.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pmesh.adapters.credential_files import load_ledger, load_requirements, save_ledger
+from p2pmesh.adapters.home_lock import hold_home
+from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
+from p2pmesh.app.client import ask_console
+from p2pmesh.app.run_file import read_run_file
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
+from p2pmesh.base.ids import ID_BYTES, PeerId
+from p2pmesh.core import invite_ledger
+from p2pmesh.core.invite_ledger import InviteLedger
+from p2pmesh.wire.invite import PREFIX, Invite, decode_invite, encode_invite
+from p2pmesh.wire.requirements import MeshRequirements
+from p2pmesh.wire.schema import to_map
+
+Change = Callable[[InviteLedger], InviteLedger]
+
+
+def create_invite(home: Path, life_s: int, max_uses: int) -> dict[str, Any]:
+    """A new invite: ``invite``, the line; ``id``, ``expires_unix_ms``, ``max_uses``, ``addresses``."""
+    if _is_running(home):
+        return ask_console(home, "POST", "/api/invites", {"life_s": life_s, "max_uses": max_uses})
+    with hold_home(home):
+        founder = _founder_of(home)
+        ledger = load_ledger(home)
+        if not ledger.addresses:
+            text = f"the node of {home} has not run yet, so its addresses are unknown; start it with p2pmesh up"
+            raise ConfigError(ErrorCode.NODE_NOT_RUNNING, text)
+        now = _now_unix_ms()
+        expires = now + life_s * 1000
+        invite = Invite(os.urandom(ID_BYTES), founder.requirements, now, expires, ledger.addresses, max_uses=max_uses)
+        save_ledger(home, invite_ledger.issue(ledger, invite, now))
+        return describe_new(invite, encode_invite(invite, founder.identity.public_key, founder.identity.sign))
+
+
+def list_invites(home: Path) -> dict[str, Any]:
+    """Every invite that still matters, by id, and the peers that were removed."""
+    if _is_running(home):
+        return ask_console(home, "GET", "/api/invites")
+    _founder_of(home)
+    now = _now_unix_ms()
+    return invite_ledger.describe_ledger(invite_ledger.prune(load_ledger(home), now), now)
+
+
+def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, Any]:
+    """Revokes an invite, given by its id or as the line itself."""
+    invite_id = _decode(invite).invite_id.hex() if invite.strip().startswith(PREFIX) else invite.strip().lower()
+    if _is_running(home):
+        return ask_console(home, "POST", "/api/invites/revoke", {"id": invite_id, "expel": is_expelling})
+    _change(home, lambda ledger: invite_ledger.revoke(ledger, invite_id, _now_unix_ms(), is_expelling=is_expelling))
+    return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
+
+
+def remove_peer(home: Path, peer: PeerId) -> dict[str, Any]:
+    """Puts a member out."""
+    if _is_running(home):
+        return ask_console(home, "POST", "/api/peers/remove", {"peer_id": peer})
+    if _founder_of(home).identity.peer_id == peer:
+        raise Refused(ErrorCode.REQUEST_INVALID, "the founder cannot be removed from its own mesh")
+    _change(home, lambda ledger: invite_ledger.remove_peer(ledger, peer, _now_unix_ms()))
+    return {"peer_id": peer, "state": "removed", "invites": []}
+
+
+def show_invite(text: str) -> dict[str, Any]:
+    """What an invite says. Its signature is checked, its time is only told."""
+    invite = _decode(text)
+    verifier = Ed25519Verifier()
+    requirements = to_map(invite.requirements)
+    del requirements["founder_key"]
+    founder = verifier.peer_id_of(invite.requirements.founder_key)
+    return {
+        "id": invite.invite_id.hex(),
+        "mesh_id": invite.mesh_id,
+        "founder": founder,
+        "expires_unix_ms": invite.expires_unix_ms,
+        "is_expired": _now_unix_ms() > invite.expires_unix_ms,
+        "max_uses": invite.max_uses,
+        "requirements": requirements,
+        "peers": [{"peer_id": peer, "addresses": list(found)} for peer, found in invite.peers(founder)],
+    }
+
+
+def describe_new(invite: Invite, line: str) -> dict[str, Any]:
+    """The answer to ``create``."""
+    return {
+        "invite": line,
+        "id": invite.invite_id.hex(),
+        "expires_unix_ms": invite.expires_unix_ms,
+        "max_uses": invite.max_uses,
+        "addresses": list(invite.addresses),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Founder:
+    """Who may sign for a mesh."""
+
+    identity: NodeIdentity
+    requirements: MeshRequirements
+
+
+def _founder_of(home: Path) -> _Founder:
+    requirements = load_requirements(home)
+    if requirements is None:
+        text = f"{home} founded no mesh; only a founder's home makes and revokes invites"
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
+    identity = load_or_create_identity(home)
+    if identity.public_key != requirements.founder_key:
+        text = f"the mesh of {home} was founded with another node key, which alone can sign for it; restore node.key"
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
+    return _Founder(identity, requirements)
+
+
+def _change(home: Path, change: Change) -> None:
+    with hold_home(home):
+        _founder_of(home)
+        save_ledger(home, change(load_ledger(home)))
+
+
+def _is_running(home: Path) -> bool:
+    try:
+        read_run_file(home)
+    except ConfigError as error:
+        if error.code is not ErrorCode.NODE_NOT_RUNNING:
+            raise
+        return False
+    return True
+
+
+def _decode(text: str) -> Invite:
+    return decode_invite(text, Ed25519Verifier().is_signature_of)
+
+
+def _now_unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,96 @@
+"""How a node comes into a mesh: by an invite, by what its home kept, or by founding one.
+
+Reads the home's records before anything runs and refuses what can never work. What is kept while the node runs goes
+through ``adapters.credential_files``.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2pmesh.adapters.credential_files import (
+    load_ledger,
+    load_membership,
+    load_newest_membership,
+    load_requirements,
+    save_requirements,
+)
+from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity
+from p2pmesh.app.config import RequirementOptions, UpOptions
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.quantities import UnixMillis
+from p2pmesh.core.credentials import judge_owner, judge_requirements
+from p2pmesh.core.ownership import open_claim
+from p2pmesh.core.standing import Founding, Membership
+from p2pmesh.wire.invite import check_invite_time, decode_invite
+from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a node starts with: an invite and what was kept of its mesh, only the latter, or a mesh of its own."""
+
+    invite_text: str | None = None
+    membership: Membership | None = None
+    founding: Founding | None = None
+
+
+def choose_standing(options: UpOptions, identity: NodeIdentity, claim: bytes, now: UnixMillis) -> Standing:
+    """What ``up`` starts with; ``P2PMeshError`` for what can never work."""
+    if options.invite is not None:
+        return _by_invite(options.home, options.invite, identity, now)
+    if options.is_rejoining:
+        membership = load_newest_membership(options.home)
+        if membership is None:
+            text = f"no mesh was joined from {options.home} before; give an invite with --join"
+            raise ConfigError(ErrorCode.INVITE_MISSING, text)
+        return Standing(membership=membership)
+    return Standing(founding=_found(options, identity, claim, now))
+
+
+def _by_invite(home: Path, text: str, identity: NodeIdentity, now: UnixMillis) -> Standing:
+    invite = decode_invite(text, Ed25519Verifier().is_signature_of)
+    if invite.requirements.founder_key == identity.public_key:
+        text = "this home founded the mesh of that invite: leave --join away here, and join from another home"
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
+    refusal = judge_requirements(invite.requirements)
+    if refusal is not None:
+        raise ConfigError(refusal.code, refusal.message)
+    membership = load_membership(home, invite.mesh_id)
+    if membership is None:
+        check_invite_time(invite, now)
+    return Standing(text, membership)
+
+
+def _found(options: UpOptions, identity: NodeIdentity, claim: bytes, now: UnixMillis) -> Founding:
+    kept = load_requirements(options.home)
+    if kept is not None and kept.founder_key != identity.public_key:
+        text = (
+            f"the mesh of {options.home} was founded with another node key; move mesh.founded away to found a new one"
+        )
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
+    wanted = wanted_requirements(options.requirements, identity.public_key)
+    if kept is not None and not options.requirements.is_empty and wanted != kept:
+        text = f"other requirements are another mesh than {mesh_id_of(kept)}, which {options.home} founded"
+        raise ConfigError(
+            ErrorCode.CONFIG_INVALID, f"{text}: leave them away, or found one in a home of its own (--home)"
+        )
+    requirements = kept or wanted
+    opened = open_claim(claim, Ed25519Verifier().is_signature_of)
+    own = judge_owner(opened, identity.peer_id, requirements, now, is_founder=True)
+    refusal = judge_requirements(requirements) or own
+    if refusal is not None:
+        raise ConfigError(refusal.code, refusal.message)
+    if kept is None:
+        save_requirements(options.home, requirements)
+    return Founding(requirements, load_ledger(options.home))
+
+
+def wanted_requirements(options: RequirementOptions, founder_key: bytes) -> MeshRequirements:
+    """The requirements that flags describe."""
+    return MeshRequirements(
+        founder_key,
+        version_min=options.version_min or "",
+        version_max=options.version_max or "",
+        requires_owner=options.requires_owner or bool(options.owners),
+        owners=tuple(sorted(set(options.owners))),
+    )

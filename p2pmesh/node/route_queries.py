@@ -1,0 +1,38 @@
+"""Which models can be reached through a peer: asked of and answered to anybody, admitted or not. It never admits."""
+
+from collections.abc import Callable, Mapping
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_ROUTE_ENTRIES, MAX_UNADMITTED_MESSAGE_BYTES, PROTOCOL_GENERATION
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.overlay import DIAL_TIMEOUT_S, HELLO_TIMEOUT_S, Overlay
+from p2pmesh.ports.network import Network
+from p2pmesh.wire.announcement import ServedModel
+from p2pmesh.wire.control import RouteEntry, RouteQuery, RouteTable
+
+
+class RouteQueries:
+    """Answers route queries of one node."""
+
+    def __init__(self, overlay: Overlay, models: Callable[[], Mapping[str, ServedModel]]) -> None:
+        self._overlay = overlay
+        self._models = models
+        overlay.serve_anyone(RouteQuery, self._answer)
+
+    async def _answer(self, stream: MessageStream, asked: RouteQuery) -> None:
+        known = sorted(self._models().values(), key=lambda model: model.name)
+        routes = tuple(RouteEntry(model.name, model.context_tokens) for model in known[:MAX_ROUTE_ENTRIES])
+        await stream.send(RouteTable(PROTOCOL_GENERATION, self._overlay.mesh_id, routes))
+        await stream.finish()
+
+
+async def query_routes(network: Network, peer: PeerId, addresses: tuple[str, ...]) -> RouteTable:
+    """What a peer of any mesh answers; raises ``P2PMeshError`` when it cannot be reached or refuses."""
+    await network.dial(peer, addresses, DIAL_TIMEOUT_S)
+    raw = await network.open_stream(peer, CONTROL_PROTOCOL, DIAL_TIMEOUT_S)
+    stream = MessageStream(raw, MAX_UNADMITTED_MESSAGE_BYTES)
+    try:
+        await stream.send(RouteQuery())
+        return await stream.expect(RouteTable, HELLO_TIMEOUT_S)
+    finally:
+        await stream.reset()
