@@ -4,7 +4,8 @@ Runs ``core.credentials`` on decoded facts and keeps the outcome in the home. Th
 who is admitted are ``node.overlay``'s; a founder's ledger is ``node.founder_desk``'s.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
