@@ -9,6 +9,7 @@ import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core import identity_watch
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
@@ -19,9 +20,9 @@ from p2pmesh.wire.control import IdentityAnswer, IdentityQuery
 
 YOUNG_S = 120.0
 """A copy is found out within this time of its start, so a young node asks more often."""
-YOUNG_ASKS_EVERY_S = 10.0
-ASKS_EVERY_S = 60.0
-ASKED_WHILE_YOUNG = 2
+ALERT_ASKS_EVERY_S = 10.0
+ASKS_EVERY_S = 20.0
+ASKED_WHILE_ALERT = 2
 """Peers per turn; the turns go round all of them."""
 ANSWER_TIMEOUT_S = 10.0
 
@@ -52,7 +53,7 @@ class IdentityGuard:
 
     async def _keep_asking(self) -> None:
         while True:
-            await trio.sleep(YOUNG_ASKS_EVERY_S if self._is_young() else ASKS_EVERY_S)
+            await trio.sleep(ALERT_ASKS_EVERY_S if self._is_alert() else ASKS_EVERY_S)
             for peer in self._next_peers():
                 await self._ask(peer)
             deadline = self._watch.deadline()
@@ -60,20 +61,22 @@ class IdentityGuard:
                 self._handle(identity_watch.DeadlinePassed())
 
     # --- asking ------------------------------------------------------------------
-    def _is_young(self) -> bool:
-        return self._ports.clock.now() - self._started < YOUNG_S * 1_000_000
+    def _is_alert(self) -> bool:
+        """Whether this node is young, or knows of another that lives."""
+        is_young = self._ports.clock.now() - self._started < YOUNG_S * MICROS_PER_SECOND
+        return is_young or self._watch.deadline() is not None
 
     def _next_peers(self) -> tuple[PeerId, ...]:
         """The admitted peers after the one that was asked last, by peer id and round again."""
         admitted = sorted(peer for peer in self._ports.network.connected_peers() if self._overlay.is_admitted(peer))
         after = [peer for peer in admitted if peer > self._last_asked]
-        turn = (*after, *admitted)[: ASKED_WHILE_YOUNG if self._is_young() else 1]
+        turn = (*after, *admitted)[: ASKED_WHILE_ALERT if self._is_alert() else 1]
         return tuple(dict.fromkeys(turn))
 
     async def _ask(self, peer: PeerId) -> None:
         self._last_asked = peer
         try:
-            stream = await self._overlay.open_exchange(peer, IdentityQuery(self._own_incarnation()))
+            stream = await self._overlay.open_exchange(peer, IdentityQuery(self._overlay.board.seal_own()))
             try:
                 answer = await stream.expect(IdentityAnswer, ANSWER_TIMEOUT_S)
             finally:
@@ -84,18 +87,20 @@ class IdentityGuard:
         for announcement in sorted(heard, key=lambda one: one.freshness):
             self._note_own(announcement)
 
-    def _own_incarnation(self) -> int:
-        return self._overlay.board.own().incarnation
-
     # --- answering ---------------------------------------------------------------
     async def _answer(self, stream: MessageStream, asked: IdentityQuery) -> None:
         peer = stream.remote_peer
+        said = self._overlay.board.decode(asked.announcement)
+        if said.peer_id != peer:
+            text = "the announcement of an identity query is another peer's"
+            raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, text, culprit=peer)
+        self._overlay.board.learn(asked.announcement, is_admitted=True)
         known = self._overlay.board.find(peer)
         found: list[bytes] = []
-        if known is not None and known.incarnation != asked.incarnation:
+        if known is not None and known.incarnation != said.incarnation:
             found += self._overlay.board.sealed_of(peer)
         older = self._book.find(peer, self._ports.clock.now())
-        if older is not None and self._is_of_another(older, asked.incarnation):
+        if older is not None and self._is_of_another(older, said.incarnation):
             found.append(older)
         await stream.send(IdentityAnswer(tuple(found)))
         await stream.finish()

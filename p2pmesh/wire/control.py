@@ -244,9 +244,9 @@ class LinkBytes:
 
 @dataclass(frozen=True, slots=True)
 class IdentityQuery:
-    """Asks what is known of the asker itself under another incarnation than this, its own."""
+    """Asks what is known of the asker itself under another incarnation than in this, its own announcement."""
 
-    incarnation: int = declared(Integer(0, 2**53))
+    announcement: bytes = declared(_ANNOUNCEMENT)
 
 
 @dataclass(frozen=True, slots=True)

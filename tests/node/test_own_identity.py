@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.errors import ConfigError, ErrorCode, RemoteProtocolError
 from p2pmesh.wire.announcement import encode_announcement
 from p2pmesh.wire.control import IdentityAnswer, IdentityQuery
 from tests.fakes.identity import fake_identity
@@ -87,7 +87,35 @@ async def test_nobody_is_told_of_another_peers_incarnations(autojump_clock: Mock
         other = await mesh.join("other", founder)
         say_as(joiner, "joiner", founder, incarnation=incarnation - 1, sequence=1)
         for node, expected in ((joiner, 1), (other, 0)):
-            own = node.node.overlay.board.own().incarnation
-            stream = await node.node.overlay.open_exchange(founder.peer, IdentityQuery(own))
+            query = IdentityQuery(node.node.overlay.board.seal_own())
+            stream = await node.node.overlay.open_exchange(founder.peer, query)
             answer = await stream.expect(IdentityAnswer, 5)
             assert len(answer.announcements) == expected
+
+
+async def test_a_query_with_another_peers_announcement_is_refused(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, joiner, _ = await pair(mesh)
+        query = IdentityQuery(founder.node.overlay.board.seal_own())
+        stream = await joiner.node.overlay.open_exchange(founder.peer, query)
+        with pytest.raises(RemoteProtocolError) as refused:
+            await stream.expect(IdentityAnswer, 5)
+        assert refused.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+async def test_a_witness_learns_of_the_earlier_node_from_its_query_alone(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, joiner, incarnation = await pair(mesh)
+        say_as(joiner, "joiner", founder, incarnation=incarnation + 5_000, sequence=1)
+        query = IdentityQuery(joiner.node.overlay.board.seal_own())
+        stream = await joiner.node.overlay.open_exchange(founder.peer, query)
+        first = await stream.expect(IdentityAnswer, 5)
+        assert [founder.node.overlay.board.decode(one).incarnation for one in first.announcements] == [
+            incarnation + 5_000
+        ]
+        later = replace(joiner.node.overlay.board.own(), incarnation=incarnation + 5_000, sequence=2)
+        identity = fake_identity("joiner")
+        query = IdentityQuery(encode_announcement(later, identity.public_key, identity.sign))
+        stream = await joiner.node.overlay.open_exchange(founder.peer, query)
+        second = await stream.expect(IdentityAnswer, 5)
+        assert [founder.node.overlay.board.decode(one).incarnation for one in second.announcements] == [incarnation]
