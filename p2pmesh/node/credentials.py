@@ -260,14 +260,18 @@ class Credentials:
         if not self.is_founder:
             await self._keep(())
 
-    def put_out(self) -> tuple[tuple[PeerId, Refusal], ...]:
-        """Admitted peers that the newest revocation or another trust puts out, in the order of their admission."""
-        judged = ((peer, self._judge_again(kept)) for peer, kept in self._admitted.items())
+    def put_out(self, claim_of: Callable[[PeerId], bytes | None]) -> tuple[tuple[PeerId, Refusal], ...]:
+        """Admitted peers that are to be put out, in the order of their admission.
+
+        By the newest revocation, another trust, or the claim that they show now (``claim_of``; None: that of hello).
+        """
+        judged = ((peer, self._judge_again(kept, claim_of(peer))) for peer, kept in self._admitted.items())
         return tuple((peer, refusal) for peer, refusal in judged if refusal is not None)
 
-    def _judge_again(self, kept: Shown) -> Refusal | None:
+    def _judge_again(self, kept: Shown, claim: bytes | None) -> Refusal | None:
         refusal = credentials.judge_proof(credentials.proof_of(kept), self.revocation)
-        return refusal or credentials.judge_ownership(kept, self._terms(), self._now())
+        now_shown = kept if claim is None else replace(kept, claim=self._trust.open(claim))
+        return refusal or credentials.judge_ownership(now_shown, self._terms(), self._now())
 
     async def _keep(self, addresses: tuple[str, ...]) -> None:
         """Saves where we stand; a home that cannot be written is told of and costs only the next rejoining."""
