@@ -12,6 +12,8 @@ Cured here, each measured or read in the installed source:
   every further one was refused;
 - one peer could take all inbound slots, and every name ever seen stayed in the peer store;
 - listening sockets shared their port (SO_REUSEPORT) with any process of the same user, which got half of the peers;
+- a gossip message whose peer record was older than the last was dropped: of two nodes with one peer id the older was
+  not heard any more, and could not be found out;
 - control lists of a gossip message were not bounded, and topics nobody joined grew tables for ever;
 - the auto-connector dials every peer that was ever heard of;
 - ``logging.warning`` on the root logger, and an error line for each normal end of a connection.
@@ -27,6 +29,8 @@ from typing import Any
 
 import libp2p.identity.identify.identify as libp2p_identify
 import libp2p.network.connection.swarm_connection as libp2p_swarm_connection
+import libp2p.pubsub.gossipsub as libp2p_gossipsub
+import libp2p.pubsub.pubsub as libp2p_pubsub
 import libp2p.transport.tcp.tcp as libp2p_tcp
 import trio
 from google.protobuf.message import DecodeError
@@ -100,8 +104,10 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.network.swarm", "Swarm.dial_addr"),
     ("libp2p.network.swarm", "Swarm.upgrade_inbound_raw_conn"),
     ("libp2p.pubsub.gossipsub", "GossipSub.handle_rpc"),
+    ("libp2p.pubsub.gossipsub", "maybe_consume_signed_record"),
     ("libp2p.pubsub.pubsub", "Pubsub._handle_dead_peer"),
     ("libp2p.pubsub.pubsub", "Pubsub.stream_handler"),
+    ("libp2p.pubsub.pubsub", "maybe_consume_signed_record"),
     ("libp2p.security.noise.io", "BaseNoiseMsgReadWriter.write_msg"),
     ("libp2p.tools.anyio_service.api", "Service.manager"),
     ("libp2p.transport.tcp.tcp", "_set_reuse_flags"),
@@ -116,10 +122,17 @@ def harden_libp2p() -> None:
     _check_libp2p(importlib.metadata.version("libp2p"))
     libp2p_tcp._set_reuse_flags = _own_the_port
     libp2p_identify.AGENT_VERSION = AGENT_VERSION
+    for module in (libp2p_pubsub, libp2p_gossipsub):
+        vars(module)["maybe_consume_signed_record"] = _leave_signed_record
     # That module warns on the root logger; as a logger of its own it obeys the level set below.
     vars(libp2p_swarm_connection)["logging"] = logging.getLogger("libp2p.network.connection")
     for name in ("libp2p", *(name for name in logging.root.manager.loggerDict if name.startswith("libp2p."))):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _leave_signed_record(message: Any, host: Any, peer_id: Any) -> bool:
+    """Whom a message is from is proved by the connection; where that peer listens we learn from its announcement."""
+    return True
 
 
 def _check_libp2p(version: str) -> None:
