@@ -224,9 +224,10 @@ class AnnouncementBoard:
 
 def _says_something_new(before: Announcement, after: Announcement) -> bool:
     """Whether a fresher announcement differs in what others here act on."""
-    return (before.models, before.free_bytes, before.memory_bytes, before.addresses) != (
+    return (before.models, before.free_bytes, before.memory_bytes, before.addresses, before.ownership) != (
         after.models,
         after.free_bytes,
         after.memory_bytes,
         after.addresses,
+        after.ownership,
     )

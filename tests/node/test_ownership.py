@@ -194,3 +194,31 @@ async def test_a_renewed_claim_reaches_the_peers(autojump_clock: MockClock) -> N
         with trio.fail_after(600):
             while (said := board.find(own.peer)) is None or said.ownership != renewed:
                 await board.changes.wait_beyond(board.changes.count)
+
+
+async def test_a_member_whose_claim_runs_out_is_put_out_and_one_that_renews_stays(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found("founder", trust=REQUIRE, ownership=claim_for("founder"))
+        short = await mesh.join("short", founder, ownership=claim_for("short", life_ms=300_000))
+        renews = await mesh.join("renews", founder, ownership=claim_for("renews", life_ms=300_000))
+        await trio.sleep(200)
+        renews.node.change_ownership(claim_for("renews"))
+        await trio.sleep(60)
+        assert founder.node.overlay.is_admitted(short.peer)
+        refused = await founder.wait_told("peer_refused")
+        assert (refused["peer_id"], refused["code"]) == (short.peer, "ownership_refused")
+        await trio.sleep(200)
+        assert not founder.node.overlay.is_admitted(short.peer)
+        assert founder.node.overlay.is_admitted(renews.peer)
+        assert {told["peer_id"] for told in founder.told("peer_refused")} == {short.peer}
+
+
+async def test_a_changed_trust_counts_for_those_who_are_here(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found("founder")
+        stranger = await mesh.join("stranger", founder)
+        own = await mesh.join("own", founder, ownership=claim_for("own"))
+        founder.node.change_trust(REQUIRE)
+        refused = await founder.wait_told("peer_refused")
+        assert (refused["peer_id"], refused["code"]) == (stranger.peer, "ownership_refused")
+        assert founder.node.overlay.is_admitted(own.peer)
