@@ -155,6 +155,41 @@ def _describe_stopping(event: Event) -> Iterator[str]:
     yield "stopping: requests that run may end; press Ctrl-C again to cut them off"
 
 
+def _describe_suspected(event: Event) -> Iterator[str]:
+    yield f"no word from {_named(event)}: asking it, and others about it"
+
+
+def _describe_recovered(event: Event) -> Iterator[str]:
+    yield f"{_named(event)} is there after all"
+
+
+def _describe_failed(event: Event) -> Iterator[str]:
+    yield f"{_named(event)} is gone: neither it nor anyone asked about it answers"
+
+
+def _describe_left(event: Event) -> Iterator[str]:
+    yield f"{_named(event)} has left"
+
+
+def _describe_muted(event: Event) -> Iterator[str]:
+    yield f"{_named(event)} called a peer dead that answers us; its reports are ignored for ten minutes"
+
+
+def _describe_asymmetric(event: Event) -> Iterator[str]:
+    peer, by, witness = (_short(event.fields[name]) for name in ("peer_id", "unreached_by", "witness"))
+    yield f"peer {by} does not reach peer {peer}, but {witness} does: a firewall or NAT between the two lets one way only"
+
+
+def _named(event: Event) -> str:
+    name = event.fields.get("name")
+    short = _short(event.fields["peer_id"])
+    return f"{name} (peer {short})" if name else f"peer {short}"
+
+
+def _short(peer_id: str) -> str:
+    return peer_id[-_SHORT_ID_CHARACTERS:]
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -171,6 +206,12 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.PEER_BANNED: _describe_banned,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
+    EventName.PEER_SUSPECTED: _describe_suspected,
+    EventName.PEER_RECOVERED: _describe_recovered,
+    EventName.PEER_FAILED: _describe_failed,
+    EventName.PEER_LEFT: _describe_left,
+    EventName.REPORTER_MUTED: _describe_muted,
+    EventName.VISIBILITY_ASYMMETRIC: _describe_asymmetric,
 }
 
 

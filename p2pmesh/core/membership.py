@@ -196,6 +196,11 @@ class MembershipMachine(Generic[A]):
         """Those of all peers that count, by peer id."""
         return tuple(cast(A, self._members[peer].announcement) for peer in sorted(self._members))
 
+    def candidate(self, peer: PeerId) -> A | None:
+        """What a failed peer says that must first prove itself by an answer: where else would it be asked?"""
+        inquiry = self._inquiries.get(peer)
+        return None if inquiry is None or inquiry.candidate is None else cast(A, inquiry.candidate[0])
+
     @property
     def live_count(self) -> int:
         """Peers that count."""

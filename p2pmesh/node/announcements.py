@@ -1,6 +1,6 @@
 """What this node says of itself and what it knows of others: sealed, gossiped, learnt, expired.
 
-Runs ``MembershipMachine``. Who is admitted is ``node.overlay``'s.
+Holds the ``MembershipMachine``; what that wants done is ``node.liveness``'. Who is admitted is ``node.overlay``'s.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE, MAX_CONTROL_MESSAGE_BYTES, MAX_PEERS
-from p2pmesh.base.quantities import MIB
+from p2pmesh.base.quantities import MIB, Micros
 from p2pmesh.core import membership
 from p2pmesh.node.changes import Changes
 from p2pmesh.ports.clock import Clock, Entropy
@@ -38,6 +38,16 @@ MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
 MAX_KNOWN_BYTES = 16 * MIB
 """Announcements of peers that are not admitted; a record takes some times its bytes in memory."""
 
+_OF_THE_VIEW = (
+    membership.PeerJoined
+    | membership.PeerChanged
+    | membership.PeerSuspected
+    | membership.PeerRecovered
+    | membership.PeerFailed
+    | membership.PeerLeft
+    | membership.PeerForgotten
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
@@ -58,11 +68,21 @@ class AnnouncementBoard:
         self._ports = ports
         self._own = own
         self._machine = membership.MembershipMachine[Announcement](
-            ports.identity.peer_id, membership.MembershipPolicy(capacity=MAX_PEERS), is_change=_says_something_new
+            ports.identity.peer_id,
+            membership.MembershipPolicy(capacity=MAX_PEERS),
+            int.from_bytes(ports.entropy.random_bytes(8), "big"),
+            is_change=_says_something_new,
         )
         self._sealed: dict[PeerId, bytes] = {}
         self._sealed_bytes = 0
         self._own_changes = Changes()
+        self._is_leaving = False
+        self.sealed_own = b""
+        """Our latest announcement as it was sealed last."""
+        self.handled = Changes()
+        """Marked at each event of the membership machine: its deadline may be another."""
+        self.on_effect: Callable[[membership.Effect], None] = lambda effect: None
+        """Told of all that the machine wants; must neither raise nor tell the machine anything before it returns."""
         self.changes = Changes()
         """Marked when we or another peer say something new, and when a peer is forgotten."""
         self.on_heard: Callable[[Announcement, bytes], None] = lambda announcement, sealed: None
@@ -79,6 +99,36 @@ class AnnouncementBoard:
     def find(self, peer: PeerId) -> Announcement | None:
         """The freshest of one peer."""
         return self._machine.find(peer)
+
+    def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer says it is, also one that failed and says anew that it is there."""
+        announcement = self._machine.find(peer) or self._machine.candidate(peer)
+        return () if announcement is None else announcement.addresses
+
+    def is_suspect(self, peer: PeerId) -> bool:
+        """Whether a peer that counts may be gone."""
+        return self._machine.state_of(peer) is membership.MemberState.SUSPECT
+
+    def is_muted(self, peer: PeerId) -> bool:
+        """Whether a peer reported others falsely of late."""
+        return self._machine.is_muted(peer, self._ports.clock.now())
+
+    def views(self) -> tuple[membership.MemberView, ...]:
+        """What is believed of each peer, by peer id; also of those that failed or left."""
+        return self._machine.views()
+
+    def deadline(self) -> Micros | None:
+        """When the machine wants to hear that its deadline has passed."""
+        return self._machine.deadline()
+
+    def speak_up(self) -> None:
+        """Announces at once, and a few times after."""
+        self._own_changes.mark()
+
+    def stop_announcing(self) -> None:
+        """We are leaving: nothing that we said counts any more."""
+        self._is_leaving = True
+        self._own_changes.mark()
 
     def change_own(
         self,
@@ -120,7 +170,8 @@ class AnnouncementBoard:
         self._own = replace(
             self._own, sequence=self._own.sequence + 1, issued_unix_ms=now, expires_unix_ms=now + LIFE_MS
         )
-        return encode_announcement(self.own(), self._ports.identity.public_key, self._ports.identity.sign)
+        self.sealed_own = encode_announcement(self.own(), self._ports.identity.public_key, self._ports.identity.sign)
+        return self.sealed_own
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
         """Signed announcements to hand to a peer that has just come, by peer id, as many as a message may hold."""
@@ -157,8 +208,8 @@ class AnnouncementBoard:
         if not is_admitted and self._is_crowded(peer, len(data)):
             return
         if is_admitted:
-            self._handle(membership.ConnectionOpened(peer))
-        self._handle(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
+            self.tell(membership.ConnectionOpened(peer))
+        self.tell(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
             self._sealed_bytes += len(data) - len(self._sealed.get(peer, b""))
             self._sealed[peer] = data
@@ -168,17 +219,16 @@ class AnnouncementBoard:
         is_new = self.find(peer) is None
         return grown > MAX_KNOWN_BYTES or (is_new and self._machine.known_count >= MAX_PEERS // 2)
 
-    def forget(self, peer: PeerId) -> None:
-        """The peer is lost."""
-        self._handle(membership.ConnectionLost(peer))
+    def note_lost(self, peer: PeerId) -> None:
+        """The connection to an admitted peer broke; whether the peer is gone is found out now."""
+        self.tell(membership.ConnectionLost(peer))
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """Gossips, listens and forgets until cancelled; started once the topic is joined."""
+        """Gossips and listens until cancelled; started once the topic is joined."""
         topic = topic_of(MeshId(self._own.mesh_id))
         subscription = await self._ports.network.subscribe(topic, self._is_valid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow, subscription)
-            nursery.start_soon(self._expire)
             nursery.start_soon(self._announce, topic)
             task_status.started()
 
@@ -192,28 +242,25 @@ class AnnouncementBoard:
     def _lives_ms(self, announcement: Announcement) -> int:
         return min(LIFE_MS, announcement.expires_unix_ms + CLOCK_SKEW_MS - self._ports.clock.unix_ms())
 
-    def _handle(self, event: membership.Event) -> None:
+    def tell(self, event: membership.Event) -> None:
+        """Something that the membership machine must hear."""
         for effect in self._machine.handle(event, self._ports.clock.now()):
             if isinstance(effect, membership.PeerForgotten | membership.PeerFailed | membership.PeerLeft):
                 self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
-            if isinstance(effect, membership.SendProbe) and self._machine.state_of(effect.peer) == "alive":
-                self._handle(membership.ProbeAnswered(effect.peer, effect.ticket, 0))  # until liveness runs
-            self.changes.mark()
+            if isinstance(effect, _OF_THE_VIEW):
+                self.changes.mark()
+            self.on_effect(effect)
+        self.handled.mark()
 
     async def _follow(self, subscription: Subscription) -> None:
         while True:
             _, data = await subscription.receive()
             self.learn(data)
 
-    async def _expire(self) -> None:
-        while True:
-            await trio.sleep(1)
-            self._handle(membership.DeadlinePassed())
-
     async def _announce(self, topic: str) -> None:
         """At each change, a few times soon after it, and then in a steady rhythm."""
         waits: list[float] = []
-        while True:
+        while not self._is_leaving:
             seen = self._own_changes.count
             await self._ports.network.publish(topic, self.seal_own())
             wait_s = waits.pop() if waits else SHORTEST_INTERVAL_MS / 1000

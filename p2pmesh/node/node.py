@@ -150,8 +150,9 @@ class Node:
     def status(self) -> dict[str, Any]:
         """Facts for the console."""
         return describe_node(
-            self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates()
-        )
+            self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates(),
+            self.liveness,
+        )  # fmt: skip
 
     def change_trust(self, trust: TrustStore) -> None:
         """The operator trusts differently from now on."""

@@ -209,10 +209,22 @@ class Overlay:
             if not lock.locked():  # a waiting task holds it by now
                 self._hello_locks.pop(peer, None)
 
+    async def knock(self, peer: PeerId) -> None:
+        """Reaches a peer and leaves again without a hello: its handshake proves that it lives; raises why not."""
+        lock = self._hello_locks.setdefault(peer, trio.Lock())
+        try:
+            async with lock:
+                if not self.is_admitted(peer):
+                    await self._ports.network.dial(peer, self.board.addresses_of(peer), DIAL_TIMEOUT_S)
+                if not self.is_admitted(peer):
+                    await self._ports.network.disconnect(peer)
+        finally:
+            if not lock.locked():
+                self._hello_locks.pop(peer, None)
+
     # --- hello -----------------------------------------------------------------
     async def _dial_and_say_hello(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        known = self.board.find(peer)
-        tried = tuple(dict.fromkeys((*addresses, *(known.addresses if known else ()))))
+        tried = tuple(dict.fromkeys((*addresses, *self.board.addresses_of(peer))))
         *first, last = self.credentials.attempts()
         for attempt in first:
             try:
@@ -343,9 +355,8 @@ class Overlay:
                 assert self._nursery is not None
                 self._nursery.start_soon(self._disconnect, peer, code)
             case admission.Lose(peer):
-                self._report("peer_left", {"peer_id": peer})
                 self.credentials.forget(peer)
-                self.board.forget(peer)
+                self.board.note_lost(peer)
                 self.board.changes.mark()
 
     async def put_out(self) -> None:

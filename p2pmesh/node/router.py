@@ -12,6 +12,9 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.wire.announcement import Announcement, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
+_SUSPECT_RANK = 1000
+"""Behind everybody else."""
+
 
 class Router:
     """Routes by model name."""
@@ -38,13 +41,18 @@ class Router:
             self._overlay.own_peer,
             frozenset(own),
             self._trusted(),
-            self._overlay.trust.rank,
+            self._rank,
         )
         if peer is None:
             raise self._missing(request.model)
         if peer == self._overlay.own_peer:
             return self._own_driver(request.model).generate(request)
         return generate_remotely(self._overlay, PeerId(peer), request)
+
+    def _rank(self, peer: Announcement) -> int:
+        """A suspect is asked only where nobody else drives the model; beyond that the trust policy's preference."""
+        rank = self._overlay.trust.rank(peer)
+        return rank + _SUSPECT_RANK if self._overlay.board.is_suspect(PeerId(peer.peer_id)) else rank
 
     def _trusted(self) -> tuple[Announcement, ...]:
         """What those peers announce whom the trust policy lets us ask."""

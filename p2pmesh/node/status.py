@@ -5,7 +5,9 @@ from typing import Any
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.links import LinkEstimate
+from p2pmesh.core.membership import MemberState
 from p2pmesh.node.coordinator import Coordinator
+from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.node.run_table import RunTable
@@ -23,10 +25,12 @@ def describe_node(
     coordinators: Sequence[Coordinator],
     models: Mapping[str, ServedModel],
     links: Sequence[tuple[PeerId, LinkEstimate]],
+    liveness: Liveness,
 ) -> dict[str, Any]:
     """The whole status. Neither invite nor key is part of it."""
     own = overlay.board.own()
     others = overlay.board.others()
+    health = liveness.describe()
     return {
         "version": own.version,
         "peer_id": own.peer_id,
@@ -39,7 +43,9 @@ def describe_node(
         "trust_policy": overlay.trust.policy.value,
         **_describe_ownership(overlay.trust, own),
         "peer_count": len(others),
-        "peers": [_describe_peer(overlay, peer) for peer in _shown(overlay, others)],
+        "peers": [_describe_peer(overlay, peer, health) for peer in _shown(overlay, others)],
+        "gone_peers": _gone(health)[:MAX_SHOWN_PEERS],
+        "asymmetries": liveness.describe_asymmetries()[:MAX_SHOWN_PEERS],
         "links": [_describe_link(peer, link) for peer, link in links[:MAX_SHOWN_PEERS]],
         "bans": overlay.conduct.describe_bans(MAX_SHOWN_PEERS),
         "models": [_describe_model(model) for model in models.values()],
@@ -53,8 +59,16 @@ def _shown(overlay: Overlay, others: Sequence[Announcement]) -> Sequence[Announc
     return sorted(others, key=lambda peer: not overlay.is_admitted(PeerId(peer.peer_id)))[:MAX_SHOWN_PEERS]
 
 
-def _describe_peer(overlay: Overlay, peer: Announcement) -> dict[str, Any]:
+def _gone(health: Mapping[PeerId, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who failed or left lately."""
+    shown = ("peer_id", "name", "health", "last_heard_s")
+    gone = (MemberState.FAILED, MemberState.LEFT)
+    return [{name: facts[name] for name in shown} for facts in health.values() if facts["health"] in gone]
+
+
+def _describe_peer(overlay: Overlay, peer: Announcement, health: Mapping[PeerId, dict[str, Any]]) -> dict[str, Any]:
     return {
+        **health.get(PeerId(peer.peer_id), {}),
         "peer_id": peer.peer_id,
         "name": peer.name,
         "version": peer.version,

@@ -26,7 +26,13 @@ EVERY = (
     events.ready("http://127.0.0.1:9337", []),
     events.error(Refused(ErrorCode.OVERLOADED, "full")),
     Event(EventName.STOPPING),
-    Event(EventName.PEER_LEFT, {"peer_id": PEER, "count": 3}),
+    Event(EventName.PEER_JOINED, {"peer_id": PEER, "count": 3}),
+    Event(EventName.PEER_LEFT, {"peer_id": PEER, "name": "kitchen\x1b"}),
+    Event(EventName.PEER_SUSPECTED, {"peer_id": PEER, "name": ""}),
+    Event(EventName.PEER_RECOVERED, {"peer_id": PEER, "name": "kitchen"}),
+    Event(EventName.PEER_FAILED, {"peer_id": PEER, "name": "kitchen"}),
+    Event(EventName.REPORTER_MUTED, {"peer_id": PEER, "name": "kitchen"}),
+    Event(EventName.VISIBILITY_ASYMMETRIC, {"peer_id": PEER, "unreached_by": PEER, "witness": PEER}),
 )
 
 
@@ -105,3 +111,10 @@ def test_a_table_is_aligned() -> None:
     rows = [{"name": "a", "layer_count": 5, "path": "/x"}, {"name": "long", "layer_count": 12, "path": "/y"}]
     assert list(describe_table(rows)) == ["name  layer count  path", "a     5            /x", "long  12           /y"]
     assert list(describe_table([])) == []
+
+
+def test_a_peer_is_called_by_its_name_and_the_end_of_its_id() -> None:
+    (line,) = describe_event(Event(EventName.PEER_FAILED, {"peer_id": PEER, "name": "kitchen"}))
+    assert line.startswith(f"kitchen (peer {PEER[-12:]}) is gone")
+    (line,) = describe_event(Event(EventName.PEER_LEFT, {"peer_id": PEER, "name": ""}))
+    assert line == f"peer {PEER[-12:]} has left"

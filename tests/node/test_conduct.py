@@ -45,7 +45,7 @@ async def test_garbage_is_throttled_then_banned_and_the_ban_ends(autojump_clock:
         assert founder.node.status()["bans"] == [
             {"peer_id": member.peer, "offence": "message_malformed", "ends_in_s": 600}
         ]
-        await member.wait_told("peer_left")
+        await member.wait_told("peer_suspected")
         with pytest.raises(PeerUnavailable):
             await member.node.overlay.ensure_admitted(founder.peer, founder.network.addresses())
         with trio.fail_after(700):

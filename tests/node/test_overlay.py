@@ -216,7 +216,7 @@ async def test_a_peer_that_is_gone_is_forgotten_and_comes_back(autojump_clock: M
         founder = await mesh.found()
         member = await mesh.join("member", founder)
         mesh.overlay.cut(founder.peer, member.peer)
-        await founder.wait_told("peer_left")
+        await founder.wait_told("peer_suspected")
         board = founder.node.overlay.board
         with trio.fail_after(PATIENCE_S):
             while board.find(member.peer) is not None:

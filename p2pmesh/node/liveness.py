@@ -1,0 +1,357 @@
+"""Finds out who lives: probes, second opinions, reports and leaving, as ``core.membership`` decides.
+
+Wakes the machine that the announcement board holds and carries its effects out. What a peer announces, and who counts,
+is read from the board; who may speak at all is ``node.overlay``'s. Normative text: ``protocols/liveness.md``.
+"""
+
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core import membership
+from p2pmesh.core.membership import MembershipPolicy
+from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.ports.network import Subscription
+from p2pmesh.wire.control import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
+from p2pmesh.wire.invite import CLOCK_SKEW_MS
+from p2pmesh.wire.liveness import (
+    NOTE_LIFE_MS,
+    DownReport,
+    Leaving,
+    LifeProof,
+    Note,
+    decode_note,
+    decode_proof,
+    encode_note,
+    encode_proof,
+    topic_of,
+)
+
+_POLICY = MembershipPolicy()
+PROBE_S = (_POLICY.probe_timeout_us + _POLICY.indirect_timeout_us) / MICROS_PER_SECOND
+"""A late answer still counts, so a probe outlives the machine's own patience."""
+RELAY_S = 4.0
+"""As long as a helper tries; its asker waits a little longer."""
+MAX_RELAYS = 8
+MAX_PROBES_AT_ONCE = 16
+KEPT_CONNECTIONS = 32
+"""Beyond so many connections a probe of an unconnected peer only knocks: the handshake proves its life."""
+MAX_FAREWELLS = 64
+FAREWELL_S = 1.0
+MAX_NOTES_PER_SPEAKER = 32
+"""In ``NOTE_LIFE_MS``; what goes beyond is not forwarded."""
+MAX_REMEMBERED = 1024
+
+
+class Liveness:
+    """The life and death of the peers of one node's view."""
+
+    def __init__(self, overlay: Overlay, ports: Neighbours, report: Report) -> None:
+        self._overlay = overlay
+        self._board = overlay.board
+        self._ports = ports
+        self._report = report
+        self._nursery: trio.Nursery | None = None
+        self._limiter = trio.CapacityLimiter(MAX_PROBES_AT_ONCE)
+        self._relays = 0
+        self._unwelcome: dict[PeerId, None] = {}
+        """Peers that answered with a refusal, or that we banned: not reached, and yet nothing to report."""
+        self._seen: dict[tuple[PeerId, PeerId, int], None] = {}
+        self._spoken: dict[PeerId, deque[Micros]] = {}
+        self._asymmetries: dict[tuple[PeerId, PeerId], Micros] = {}
+        self._names: dict[PeerId, str] = {}
+        self._board.on_effect = self._perform
+        overlay.serve_exchange(Probe, self._answer_probe)
+        overlay.serve_exchange(ProbeRequest, self._answer_request)
+        overlay.serve_exchange(Farewell, self._hear_farewell)
+
+    # --- running -----------------------------------------------------------------
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Probes and listens until cancelled."""
+        subscription = await self._ports.network.subscribe(topic_of(self._overlay.mesh_id), self._is_worth_passing)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._follow, subscription)
+            nursery.start_soon(self._keep_deadlines)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # what still comes in while we stop starts nothing
+
+    async def leave(self) -> None:
+        """Tells everybody that this life ends; afterwards nothing is announced any more."""
+        self._board.stop_announcing()
+        own = self._board.own()
+        leaving = Leaving(
+            self._overlay.mesh_id, own.peer_id, own.incarnation, own.sequence + 1, self._ports.clock.unix_ms()
+        )
+        note = self._seal(leaving)
+        admitted = [peer for peer in sorted(self._ports.network.connected_peers()) if self._overlay.is_admitted(peer)]
+        with trio.move_on_after(FAREWELL_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._publish, note)
+                for peer in admitted[:MAX_FAREWELLS]:
+                    nursery.start_soon(self._say_farewell, peer, note)
+
+    async def _keep_deadlines(self) -> None:
+        """Not a ``MachineRunner``: the board must see at once what it has just learnt, so it feeds the machine."""
+        while True:
+            seen = self._board.handled.count
+            deadline = self._board.deadline()
+            wait_s = float("inf") if deadline is None else (deadline - self._ports.clock.now()) / MICROS_PER_SECOND
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._board.handled.wait_beyond(seen)
+            deadline = self._board.deadline()
+            if deadline is not None and deadline <= self._ports.clock.now():
+                self._board.tell(membership.DeadlinePassed())
+
+    # --- what the machine wants ------------------------------------------------------
+    def _perform(self, effect: membership.Effect) -> None:  # noqa: C901 - one line per kind of effect
+        match effect:
+            case membership.SendProbe(peer, ticket):
+                self._start(self._probe, peer, ticket)
+            case membership.SendIndirectProbe(helper, peer, ticket):
+                self._start(self._probe_through, helper, peer, ticket)
+            case membership.ReportDown(peer, incarnation):
+                self._report_down(peer, incarnation)
+            case membership.RefuteSelf(reporter):
+                self._board.speak_up()
+                if not self._overlay.is_admitted(reporter):
+                    self._tell_asymmetry(self._overlay.own_peer, reporter, self._overlay.own_peer)
+            case membership.AsymmetryFound(peer, witness):
+                if not self._is_unwelcome(peer):
+                    self._tell_asymmetry(peer, self._overlay.own_peer, witness)
+            case membership.ReporterMuted(reporter):
+                self._tell("reporter_muted", reporter)
+            case membership.PeerJoined(peer) | membership.PeerChanged(peer):
+                announcement = self._board.find(peer)
+                if announcement is not None:
+                    self._names[peer] = announcement.name
+            case membership.PeerSuspected(peer):
+                self._tell("peer_suspected", peer)
+            case membership.PeerRecovered(peer):
+                self._tell("peer_recovered", peer)
+            case membership.PeerFailed(peer):
+                self._tell("peer_failed", peer)
+            case membership.PeerLeft(peer):
+                self._tell("peer_left", peer)
+            case membership.PeerForgotten(peer):
+                self._names.pop(peer, None)
+                self._unwelcome.pop(peer, None)
+
+    def _start(self, task: Any, *arguments: Any) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(task, *arguments)
+
+    def _tell(self, name: str, peer: PeerId) -> None:
+        self._report(name, {"peer_id": peer, "name": self._names.get(peer, "")})
+
+    def _tell_asymmetry(self, peer: PeerId, by: PeerId, witness: PeerId) -> None:
+        """``by`` does not reach ``peer``, ``witness`` does; once per pair and hour."""
+        now = self._ports.clock.now()
+        pair = (peer, by)
+        if self._asymmetries.get(pair, Micros(-1)) <= now:
+            self._report("visibility_asymmetric", {"peer_id": peer, "unreached_by": by, "witness": witness})
+            self._asymmetries.pop(pair, None)
+            _remember(self._asymmetries, pair, Micros(now + _POLICY.asymmetry_repeat_us))
+
+    def _is_unwelcome(self, peer: PeerId) -> bool:
+        return peer in self._unwelcome or self._overlay.conduct.is_banned(peer)
+
+    # --- asking --------------------------------------------------------------------
+    async def _probe(self, peer: PeerId, ticket: int) -> None:
+        with trio.move_on_after(PROBE_S):
+            async with self._limiter:
+                try:
+                    rtt_us = await self._ask_or_knock(peer)
+                except P2PMeshError as error:
+                    if error.code not in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST):
+                        _remember(self._unwelcome, peer, None)
+                    self._board.tell(membership.ProbeUnanswered(peer, ticket))
+                else:
+                    self._unwelcome.pop(peer, None)
+                    self._board.tell(membership.ProbeAnswered(peer, ticket, rtt_us))
+
+    async def _ask_or_knock(self, peer: PeerId) -> int:
+        """The round trip in microseconds, 0 where only the handshake proves that the peer lives."""
+        is_crowded = len(self._ports.network.connected_peers()) >= KEPT_CONNECTIONS
+        if is_crowded and not self._overlay.is_admitted(peer):
+            await self._overlay.knock(peer)
+            return 0
+        await self._overlay.ensure_admitted(peer)
+        started = self._ports.clock.now()
+        await self._ask(peer, self._ports.entropy.random_bytes(ID_BYTES))
+        return self._ports.clock.now() - started
+
+    async def _ask(self, peer: PeerId, nonce: bytes) -> bytes:
+        """The peer's proof; what it announces besides is learnt. Its caller bounds the time."""
+        known = self._board.find(peer)
+        incarnation, sequence = known.freshness if known is not None else (0, 0)
+        stream = await self._overlay.open_exchange(peer, Probe(nonce, incarnation, sequence))
+        try:
+            answer = await stream.expect(ProbeAnswer, PROBE_S)
+        finally:
+            await stream.reset()
+        self._check_proof(answer.proof, peer, nonce)
+        if answer.announcement and self._board.decode(answer.announcement).peer_id == peer:
+            self._board.learn(answer.announcement)
+        return answer.proof
+
+    async def _probe_through(self, helper: PeerId, peer: PeerId, ticket: int) -> None:
+        """A helper that fails us says nothing; the machine has a deadline for that."""
+        nonce = self._ports.entropy.random_bytes(ID_BYTES)
+        with trio.move_on_after(PROBE_S), suppress(P2PMeshError):
+            async with self._limiter:
+                stream = await self._overlay.open_exchange(helper, ProbeRequest(nonce, peer))
+                try:
+                    said = await stream.expect(ProbeReport, PROBE_S)
+                finally:
+                    await stream.reset()
+                if said.proof:
+                    self._check_proof(said.proof, peer, nonce)
+                self._board.tell(membership.IndirectAnswered(helper, peer, ticket, bool(said.proof)))
+
+    def _check_proof(self, proof: bytes, peer: PeerId, nonce: bytes) -> None:
+        verifier = self._ports.verifier
+        decode_proof(proof, peer, nonce, verifier.is_signature_of, verifier.peer_id_of)
+
+    # --- being asked -----------------------------------------------------------------
+    async def _answer_probe(self, stream: MessageStream, asked: Probe) -> None:
+        own, identity = self._board.own(), self._ports.identity
+        proof = LifeProof(own.peer_id, asked.nonce, own.incarnation, own.sequence)
+        is_fresher = own.freshness > (asked.incarnation, asked.sequence)
+        announcement = self._board.sealed_own if is_fresher else b""
+        sealed = encode_proof(proof, identity.public_key, identity.sign)
+        await stream.send(ProbeAnswer(sealed, announcement))
+        await stream.finish()
+
+    async def _answer_request(self, stream: MessageStream, asked: ProbeRequest) -> None:
+        peer = PeerId(asked.peer_id)
+        if self._relays >= MAX_RELAYS:
+            raise Refused(ErrorCode.OVERLOADED, "this peer helps as many others as it can; ask another")
+        proof = b""
+        self._relays += 1
+        try:
+            if peer != stream.remote_peer and self._board.find(peer) is not None:
+                with trio.move_on_after(RELAY_S), suppress(P2PMeshError):
+                    proof = await self._ask(peer, asked.nonce)
+        finally:
+            self._relays -= 1
+        await stream.send(ProbeReport(proof))
+        await stream.finish()
+
+    # --- notes ---------------------------------------------------------------------
+    def _report_down(self, peer: PeerId, incarnation: int) -> None:
+        if self._is_unwelcome(peer):
+            return
+        note = DownReport(self._overlay.mesh_id, self._overlay.own_peer, peer, incarnation, self._ports.clock.unix_ms())
+        self._start(self._publish, self._seal(note))
+
+    def _seal(self, note: Note) -> bytes:
+        return encode_note(note, self._ports.identity.public_key, self._ports.identity.sign)
+
+    async def _publish(self, note: bytes) -> None:
+        await self._ports.network.publish(topic_of(self._overlay.mesh_id), note)
+
+    async def _say_farewell(self, peer: PeerId, note: bytes) -> None:
+        with suppress(P2PMeshError):
+            stream = await self._overlay.open_exchange(peer, Farewell(note))
+            await stream.finish()
+
+    async def _hear_farewell(self, stream: MessageStream, said: Farewell) -> None:
+        note = self._decode(said.leaving)
+        if not isinstance(note, Leaving) or note.speaker != stream.remote_peer:
+            raise RemoteProtocolError(
+                ErrorCode.SIGNATURE_INVALID, "a farewell of another peer", culprit=stream.remote_peer
+            )
+        self._heed(note)
+        await stream.finish()
+
+    async def _follow(self, subscription: Subscription) -> None:
+        while True:
+            _, data = await subscription.receive()
+            with suppress(RemoteProtocolError):  # it was checked on arrival, but its time may be over now
+                self._heed(self._decode(data))
+
+    def _decode(self, data: bytes) -> Note:
+        """A checked note that still counts."""
+        verifier = self._ports.verifier
+        mesh_id = MeshId(self._overlay.mesh_id)
+        note = decode_note(data, mesh_id, verifier.is_signature_of, verifier.peer_id_of)
+        age_ms = self._ports.clock.unix_ms() - note.issued_unix_ms
+        if not -CLOCK_SKEW_MS <= age_ms <= NOTE_LIFE_MS + CLOCK_SKEW_MS:
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "a note of another time")
+        return note
+
+    def _heed(self, note: Note) -> None:
+        """Each report once: said again after its victim recovered, an honest one would look false."""
+        peer = PeerId(note.peer_id)
+        if isinstance(note, Leaving):
+            self._board.tell(membership.LeavingHeard(peer, note.incarnation))
+            return
+        key = (note.speaker, peer, note.incarnation)
+        if key not in self._seen:
+            _remember(self._seen, key, None)
+            self._board.tell(membership.DownReported(note.speaker, peer, note.incarnation))
+
+    def _is_worth_passing(self, data: bytes) -> bool:
+        """Checked, of now, from a speaker who neither lies nor floods."""
+        try:
+            note = self._decode(data)
+        except RemoteProtocolError:
+            return False
+        return not self._board.is_muted(note.speaker) and self._is_within_rate(note.speaker)
+
+    def _is_within_rate(self, speaker: PeerId) -> bool:
+        now = self._ports.clock.now()
+        if speaker not in self._spoken:
+            _remember(self._spoken, speaker, deque[Micros](maxlen=MAX_NOTES_PER_SPEAKER))
+        spoken = self._spoken[speaker]
+        if len(spoken) == MAX_NOTES_PER_SPEAKER and now - spoken[0] < NOTE_LIFE_MS * 1000:
+            return False
+        spoken.append(now)
+        return True
+
+    # --- what the status shows ---------------------------------------------------------
+    def describe(self) -> dict[PeerId, dict[str, Any]]:
+        """Each peer's health, that of lately gone ones too; ``is_direct`` is null where only gossip tells."""
+        now = self._ports.clock.now()
+        return {view.peer: _describe(view, self._names.get(view.peer, ""), now) for view in self._board.views()}
+
+    def describe_asymmetries(self) -> list[dict[str, str]]:
+        """Pairs that do not see each other both ways, of the last hour."""
+        now = self._ports.clock.now()
+        return [{"peer_id": peer, "unreached_by": by} for (peer, by), until in self._asymmetries.items() if until > now]
+
+
+def _describe(view: membership.MemberView, name: str, now: Micros) -> dict[str, Any]:
+    is_direct: bool | None = None
+    if view.is_connected or view.rtt_us is not None:
+        is_direct = True
+    if view.witness is not None:
+        is_direct = False
+    return {
+        "peer_id": view.peer,
+        "name": name,
+        "health": view.state.value,
+        "last_heard_s": max(0, now - view.heard_at) // MICROS_PER_SECOND,
+        "rtt_us": view.rtt_us or None,
+        "is_direct": is_direct,
+        "reached_by": view.witness,
+    }
+
+
+def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keeps ``MAX_REMEMBERED``; gives up what came first."""
+    if key not in table and len(table) >= MAX_REMEMBERED:
+        del table[next(iter(table))]
+    table[key] = value
