@@ -15,6 +15,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.quantities import GIB
 from p2pmesh.cli.main import main
 from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
+from p2pmesh.core.ownership import TrustPolicy
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,11 @@ def test_no_memory_is_not_no_limit() -> None:
     assert up("--split", "auto").split is None
 
 
+def test_up_knows_the_owner_and_the_trust_policy() -> None:
+    options = up("--trust-policy", "prefer-owned", "--owner-key", "/k", "--passphrase-file", "/p")
+    assert (options.trust_policy, options.owner_key, options.passphrase_file) == (TrustPolicy.PREFER_OWNED, "/k", "/p")
+
+
 def test_the_other_commands(home: Path) -> None:
     parse = build_parser().parse_args
     chat = chat_options(parse(["chat", "m", "hello there", "--seed", "5"]))
@@ -81,6 +87,7 @@ def test_the_other_commands(home: Path) -> None:
         "up --max-memory lots",
         "up --wire-dtype q8",
         "up --log-format xml",
+        "up --trust-policy all",
         "up --por 1",
         "up --port 99999",
         "up --split 0",
