@@ -641,6 +641,10 @@ class YamuxConnection(IMuxedConn):
         elif part.body:
             stream.take_in(part.body)
         if part.is_last and part.flags & RST:
+            # A member's last words before a reset are heard; a stranger has no stream that nobody has seen to fill.
+            if self.limits is STRANGER_LIMITS and stream in self._accepted:
+                self._accepted.remove(stream)
+                stream.abandon()
             stream.break_off("the peer reset the stream")
         elif part.is_last and part.flags & FIN:
             stream.take_in_end()

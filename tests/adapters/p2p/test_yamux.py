@@ -26,7 +26,8 @@ from p2pmesh.adapters.p2p.yamux import (
     Vigilance,
     YamuxConnection,
 )
-from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
+from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_STREAMS_PER_PEER
+from p2pmesh.ports.network import FaultKind
 
 PEER = ID(b"\x00\x24\x08\x01\x12\x20" + bytes(32))
 
@@ -197,9 +198,12 @@ async def test_data_for_a_stream_that_is_gone_is_ignored(channel: ScriptedChanne
 async def test_breaking_the_protocol_ends_the_connection_and_nothing_else(
     channel: ScriptedChannel, connection: YamuxConnection, bytes_of_peer: bytes
 ) -> None:
+    told: list[FaultKind] = []
+    connection.on_fault = told.append
     await channel.say(bytes_of_peer)
     assert connection.is_closed
     assert channel.heard()[-1] == (GO_AWAY, 0, 0, 1)
+    assert told == [FaultKind.INVALID]
     with pytest.raises(MuxedStreamError):
         await connection.open_stream()
     with pytest.raises(MuxedConnUnavailable):
@@ -212,6 +216,74 @@ async def test_a_peer_that_makes_us_answer_and_does_not_read_is_cut_off(
     channel.unsent_bytes = yamux.MAX_UNSENT_ANSWER_BYTES + 1
     await channel.say(frame(PING, SYN, 0, 1))
     assert connection.is_closed
+
+
+def window_full(stream_id: int) -> bytes:
+    return frame(DATA, SYN, stream_id, INITIAL_WINDOW_BYTES, bytes(INITIAL_WINDOW_BYTES))
+
+
+async def test_a_stranger_that_makes_us_hold_too_much_is_cut_off_and_reported(
+    channel: ScriptedChannel, connection: YamuxConnection
+) -> None:
+    told: list[FaultKind] = []
+    connection.on_fault = told.append
+    connection.limits = yamux.STRANGER_LIMITS
+    most = yamux.STRANGER_LIMITS.held_bytes // INITIAL_WINDOW_BYTES
+    for n in range(most):
+        await channel.say(window_full(2 * n + 1))
+    assert connection.held_bytes == most * INITIAL_WINDOW_BYTES
+    assert not connection.is_closed
+    await channel.say(frame(DATA, SYN, 99, 1, b"x"))
+    assert connection.is_closed
+    assert told == [FaultKind.FLOOD]
+
+
+async def test_what_is_read_reset_or_abandoned_is_held_no_more(
+    channel: ScriptedChannel, connection: YamuxConnection
+) -> None:
+    connection.limits = yamux.STRANGER_LIMITS
+    for n in range(200):
+        await channel.say(window_full(2 * n + 1))
+        stream = None if n % 4 == 3 else await connection.accept_stream()
+        match n % 4:
+            case 0:
+                assert stream is not None
+                await stream.receive_exactly(INITIAL_WINDOW_BYTES - 5)
+                assert connection.held_bytes == 5
+                stream.abort()
+            case 1:
+                assert stream is not None
+                stream.abandon()
+                await channel.say(frame(WINDOW_UPDATE, FIN, 2 * n + 1, 0))
+            case _:
+                await channel.say(frame(WINDOW_UPDATE, RST, 2 * n + 1, 0))
+        if n % 4 == 2:
+            assert stream is not None
+            assert len(await stream.read()) == INITIAL_WINDOW_BYTES
+        assert connection.held_bytes == 0
+    assert not connection.is_closed
+    assert not connection._accepted
+
+
+async def test_a_stranger_opens_few_streams_and_a_member_more(
+    channel: ScriptedChannel, connection: YamuxConnection
+) -> None:
+    for limits in (yamux.STRANGER_LIMITS, yamux.MEMBER_LIMITS):
+        connection.limits = limits
+        for n in range(limits.streams + 5):
+            await channel.say(frame(WINDOW_UPDATE, SYN, 2 * n + 1 + 1000 * limits.streams, 0))
+        flags = [header[1] for header in channel.heard()]
+        assert flags.count(RST) >= 5
+        assert len(connection._streams) == limits.streams
+
+
+async def test_who_is_asked_may_answer_at_length_and_a_member_keeps_its_limits(connection: YamuxConnection) -> None:
+    connection.expect_answers()
+    assert connection.limits is yamux.MEMBER_LIMITS
+    connection.limits = yamux.STRANGER_LIMITS
+    connection.expect_answers()
+    assert connection.limits.held_bytes >= MAX_CONTROL_MESSAGE_BYTES
+    assert connection.limits.streams == yamux.STRANGER_LIMITS.streams
 
 
 async def test_a_peer_that_is_gone_breaks_all_waits(
