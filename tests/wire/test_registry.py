@@ -13,6 +13,7 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import MeshId
 from p2pmesh.core.coordination import StageState
+from p2pmesh.core.credentials import CODES, RefusalReason
 from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
 from p2pmesh.wire import (
@@ -161,6 +162,10 @@ def test_liveness_is_as_the_registry_says() -> None:
 
 
 def test_states_and_reasons_are_those_of_the_code() -> None:
+    assert REGISTRY["refusal_reasons"]["reasons"] == list(RefusalReason)
+    rows = re.findall(r"^\| ((?:`[a-z_]+`(?:, )?)+) \| `([a-z_]+)` \|", CONTROL_TEXT, re.MULTILINE)
+    documented = {reason: code for cell, code in rows for reason in re.findall(r"[a-z_]+", cell)}
+    assert {reason: documented.get(reason) for reason in RefusalReason} == dict(CODES)
     assert REGISTRY["stage_states"]["states"] == list(StageState)
     assert REGISTRY["finish_reasons"]["reasons"] == list(FinishReason)
 
