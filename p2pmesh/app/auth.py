@@ -282,8 +282,12 @@ def _sign_after_rotation(home: Path, old: OwnerId, new: OwnerKey) -> Facts:
 
 
 def _label_before(home: Path) -> str:
-    claim = load_claim(home)
-    return "" if claim is None else open_own_claim(claim).claim.label
+    """The label of the claim that is there; a damaged one, which is about to be replaced, has none."""
+    try:
+        claim = load_claim(home)
+        return "" if claim is None else open_own_claim(claim).claim.label
+    except ConfigError:
+        return ""
 
 
 def _describe_signed(signed: SignedClaim) -> Facts:
