@@ -38,9 +38,7 @@ def load_trust(home: Path) -> TrustStore:
         return _trust_of(json.loads(data))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        message = (
-            f"the trust store {path} is damaged ({reason}); restore it, or move it away to begin anew"
-        )
+        message = f"the trust store {path} is damaged ({reason}); restore it, or move it away to begin anew"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
 
 
