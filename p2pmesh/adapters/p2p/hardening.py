@@ -10,8 +10,10 @@ Cured here, each measured or read in the installed source:
 - a malformed pubsub message, a garbage key in one or a raising validator did the same;
 - the inbound limit was never given back: after ``max_connections`` inbound connections in the life of a process,
   every further one was refused;
+- a connection that ended while it was registered stayed in the table, and so many of them filled it for good;
 - one peer could take all inbound slots, and every name ever seen stayed in the peer store;
 - listening sockets shared their port (SO_REUSEPORT) with any process of the same user, which got half of the peers;
+- a peer that restarted before its old connection ended was neither heard nor told anything by gossip;
 - a gossip message whose peer record was older than the last was dropped: of two nodes with one peer id the older was
   not heard any more, and could not be found out;
 - control lists of a gossip message were not bounded, and topics nobody joined grew tables for ever;
@@ -34,7 +36,8 @@ import libp2p.pubsub.pubsub as libp2p_pubsub
 import libp2p.transport.tcp.tcp as libp2p_tcp
 import trio
 from google.protobuf.message import DecodeError
-from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
+from libp2p.abc import IMuxedConn, INetConn, INetStream, IRawConnection, ISecureConn
+from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.auto_connector import AutoConnector
@@ -50,6 +53,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils.varint import encode_varint_prefixed
 from multiaddr import Multiaddr
 
 import p2pmesh
@@ -100,12 +104,19 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.network.auto_connector", "AutoConnector.record_disconnect"),
     ("libp2p.network.connection.swarm_connection", "SwarmConn._handle_muxed_stream"),
     ("libp2p.network.connection.swarm_connection", "logging"),
+    ("libp2p.network.swarm", "Swarm._select_connection"),
     ("libp2p.network.swarm", "Swarm.add_conn"),
     ("libp2p.network.swarm", "Swarm.dial_addr"),
+    ("libp2p.network.swarm", "Swarm.notify_disconnected"),
+    ("libp2p.network.swarm", "Swarm.remove_conn"),
     ("libp2p.network.swarm", "Swarm.upgrade_inbound_raw_conn"),
     ("libp2p.pubsub.gossipsub", "GossipSub.handle_rpc"),
     ("libp2p.pubsub.gossipsub", "maybe_consume_signed_record"),
+    ("libp2p.pubsub.pubsub", "Pubsub._forget_all_subscriptions"),
     ("libp2p.pubsub.pubsub", "Pubsub._handle_dead_peer"),
+    ("libp2p.pubsub.pubsub", "Pubsub._handle_new_peer"),
+    ("libp2p.pubsub.pubsub", "Pubsub.write_msg"),
+    ("libp2p.pubsub.pubsub", "Pubsub.handle_dead_peer_queue"),
     ("libp2p.pubsub.pubsub", "Pubsub.stream_handler"),
     ("libp2p.pubsub.pubsub", "maybe_consume_signed_record"),
     ("libp2p.security.noise.io", "BaseNoiseMsgReadWriter.write_msg"),
@@ -261,12 +272,32 @@ class HardenedSwarm(Swarm):
             muxed_conn.limits = STRANGER_LIMITS
             if not muxed_conn.is_initiator:
                 self._count_stranger(muxed_conn)
-        return await super().add_conn(muxed_conn, direction)
+        try:
+            connection = await super().add_conn(muxed_conn, direction)
+        finally:
+            if muxed_conn.is_closed:  # so soon that nobody waits for its end
+                self._strangers.pop(muxed_conn, None)
+        if muxed_conn.is_closed:
+            self.remove_conn(connection)
+            await self.notify_disconnected(connection)
+            raise SwarmException("the connection ended while it was registered")
+        return connection
 
     def connections_of(self, peer: ID) -> list[YamuxConnection]:
         """Those that libp2p has registered."""
         found = (connection.muxed_conn for connection in self.get_connections(peer))
         return [muxed for muxed in found if isinstance(muxed, YamuxConnection)]
+
+    def newest_connection(self, peer: ID) -> YamuxConnection | None:
+        """The one to open streams on: direct before relayed, then the newest, for an older one may be a life ago."""
+        usable = [muxed for muxed in self.connections_of(peer) if muxed.is_established]
+        direct = [muxed for muxed in usable if muxed.get_connection_type() is not ConnectionType.RELAYED]
+        return next(reversed(direct or usable), None)
+
+    def _select_connection(self, connections: list[INetConn], peer_id: ID) -> INetConn:
+        newest = self.newest_connection(peer_id)
+        chosen = [connection for connection in connections if connection.muxed_conn is newest]
+        return chosen[0] if chosen else connections[-1]
 
     def admit(self, peer: ID) -> None:
         """Gives the connections of a peer, also later ones, the limits of a member, as long as it has any."""
@@ -376,7 +407,18 @@ def guarded_handler(handler: StreamHandlerFn) -> StreamHandlerFn:
 
 
 class HardenedPubsub(Pubsub):
-    """Pubsub that survives whatever is in a message."""
+    """Pubsub that survives whatever is in a message, and a peer that comes back before its last connection has ended.
+
+    libp2p keeps one outbound stream to a peer. When a peer restarts and its old connection is still taken for alive
+    (its machine lost power, its NAT forgot), libp2p goes on writing to the old stream and tells the new life nothing;
+    when the old connection ends, it forgets what the new life subscribed to, which is never said again. So here the
+    outbound stream moves to the newest connection, and subscriptions last as long as the newest inbound stream.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._inbound: dict[ID, INetStream] = {}
+        self._registering: dict[ID, trio.Lock] = {}
 
     @property
     def manager(self) -> Any:
@@ -385,6 +427,18 @@ class HardenedPubsub(Pubsub):
 
     async def stream_handler(self, stream: INetStream) -> None:
         """Reads one peer's messages; one that cannot be parsed ends the stream, not the service."""
+        peer = stream.muxed_conn.peer_id
+        self._inbound.pop(peer, None)
+        self._forget_all_subscriptions(peer)  # a stream starts with all of them
+        self._inbound[peer] = stream
+        try:
+            await self._read_guarded(stream)
+        finally:
+            if self._inbound.get(peer) is stream:
+                del self._inbound[peer]
+                self._forget_all_subscriptions(peer)
+
+    async def _read_guarded(self, stream: INetStream) -> None:
         try:
             await super().stream_handler(stream)
         except Exception as error:  # noqa: BLE001  protobuf and crypto raise many kinds
@@ -395,6 +449,58 @@ class HardenedPubsub(Pubsub):
             with shielded_for(RESET_TIMEOUT_S):
                 await stream.reset()
             self._handle_dead_peer(stream.muxed_conn.peer_id)
+
+    def _forget_all_subscriptions(self, peer_id: ID) -> None:
+        if peer_id not in self._inbound:
+            super()._forget_all_subscriptions(peer_id)
+
+    async def handle_dead_peer_queue(self) -> None:
+        """Opens the outbound stream anew when its connection has ended, also while another connection stands."""
+        async with self.dead_peer_receive_channel:
+            self.event_handle_dead_peer_queue_started.set()
+            async for peer_id in self.dead_peer_receive_channel:
+                stream = self.peers.get(peer_id)
+                if stream is None or stream.muxed_conn.is_closed:
+                    self._handle_dead_peer(peer_id)
+
+    async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
+        """Whether it was written; a stream that was replaced takes nothing down with it."""
+        try:
+            await stream.write(encode_varint_prefixed(rpc_msg.SerializeToString()))
+        except Exception as error:  # noqa: BLE001  whatever a stream raises, it is over
+            peer = stream.muxed_conn.peer_id
+            log.debug("writing gossip to %s failed: %r", peer, error)
+            if self.peers.get(peer) is stream:
+                self._handle_dead_peer(peer)
+            return False
+        return True
+
+    async def _handle_new_peer(self, peer_id: ID) -> None:
+        """Opens the outbound stream, or moves it to the newest connection; once at a time for each peer."""
+        lock = self._registering.setdefault(peer_id, trio.Lock())
+        try:
+            async with lock:
+                await self._register(peer_id)
+        finally:
+            if not lock.locked():
+                self._registering.pop(peer_id, None)
+
+    async def _register(self, peer_id: ID) -> None:
+        stream = self.peers.get(peer_id)
+        network = self.host.get_network()
+        newest = network.newest_connection(peer_id) if isinstance(network, HardenedSwarm) else None
+        if stream is None or newest is None or stream.muxed_conn is newest:
+            await super()._handle_new_peer(peer_id)
+            return
+        del self.peers[peer_id]
+        if peer_id in self.peer_queues:
+            self.peer_queues.pop(peer_id).close()
+        self.router.remove_peer(peer_id)
+        try:
+            await super()._handle_new_peer(peer_id)
+        finally:
+            with shielded_for(RESET_TIMEOUT_S):
+                await stream.reset()
 
 
 class HardenedGossipSub(GossipSub):

@@ -196,11 +196,7 @@ class Libp2pNetwork:
         return PathKind.RELAYED if is_relayed else PathKind.DIRECT
 
     def _connection(self, target: ID) -> YamuxConnection | None:
-        for connection in self._swarm.get_connections(target):
-            muxed = connection.muxed_conn
-            if isinstance(muxed, YamuxConnection) and muxed.is_established:
-                return muxed
-        return None
+        return self._swarm.newest_connection(target)
 
     # --- streams
 
