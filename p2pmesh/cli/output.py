@@ -177,7 +177,7 @@ def _describe_muted(event: Event) -> Iterator[str]:
 
 def _describe_asymmetric(event: Event) -> Iterator[str]:
     peer, by, witness = (_short(event.fields[name]) for name in ("peer_id", "unreached_by", "witness"))
-    yield f"peer {by} does not reach peer {peer}, but {witness} does: a firewall or NAT between the two lets one way only"
+    yield f"peer {by} does not reach peer {peer}, but {witness} does: look for a firewall or NAT between the two"
 
 
 def _named(event: Event) -> str:

@@ -468,7 +468,7 @@ class MembershipMachine(Generic[A]):
             return ()
         # In time only: one that was slow may have looked dead to an honest reporter.
         false = inquiry.reporters if inquiry.phase is _Phase.DIRECT else ()
-        return self._heard(peer, member, None, now) + tuple(self._mute(reporter, now) for reporter in false)
+        return self._heard(peer, member, None, now) + self._mute(false, now)
 
     def _heard(self, peer: PeerId, member: _Member, witness: PeerId | None, now: Micros) -> tuple[Effect, ...]:
         member.heard_at = now
@@ -660,17 +660,19 @@ class MembershipMachine(Generic[A]):
 
     def _on_report_of_us(self, reporter: PeerId, now: Micros) -> tuple[Effect, ...]:
         """False beyond doubt, but others may believe it, so we speak up; the reporter may mean well."""
-        muted = self._mute(reporter, now)
+        muted = self._mute((reporter,), now)
         if now - self._refuted_at < self._policy.refute_us:
-            return (muted,)
+            return muted
         self._refuted_at = now
-        return (muted, RefuteSelf(reporter))
+        return (*muted, RefuteSelf(reporter))
 
-    def _mute(self, reporter: PeerId, now: Micros) -> ReporterMuted:
-        self._muted.pop(reporter, None)
-        _make_room(self._muted, self._policy.capacity)
-        self._muted[reporter] = Micros(now + self._policy.mute_us)
-        return ReporterMuted(reporter)
+    def _mute(self, reporters: tuple[PeerId, ...], now: Micros) -> tuple[Effect, ...]:
+        fresh = tuple(reporter for reporter in reporters if not self.is_muted(reporter, now))
+        for reporter in fresh:
+            self._muted.pop(reporter, None)
+            _make_room(self._muted, self._policy.capacity)
+            self._muted[reporter] = Micros(now + self._policy.mute_us)
+        return tuple(ReporterMuted(reporter) for reporter in fresh)
 
 
 def _is_fresher(announcement: Announced, than: tuple[Announced, int] | None) -> bool:

@@ -356,8 +356,10 @@ def test_a_fresher_announcement_of_a_failed_peer_counts_once_it_has_answered() -
     life = failed_life()
     (probe,) = life.tell(said(A, 6))
     assert isinstance(probe, SendProbe)
+    assert life.machine.candidate(A) == Said(A, 1, 6)
     assert life.tell(said(A, 7), said(A, 6)) == []
     assert life.state(A) is MemberState.FAILED
+    assert (life.machine.candidate(A), life.machine.candidate(B)) == (Said(A, 1, 7), None)
     assert life.tell(ProbeAnswered(A, probe.ticket, 5)) == [PeerJoined(A)]
     assert life.machine.find(A) == Said(A, 1, 7)
 
@@ -432,6 +434,12 @@ def test_a_report_is_verified_and_a_false_one_mutes_its_reporter() -> None:
     assert life.tell(DownReported(B, A, 1), DownReported(B, C, 1)) == []
     life.now += POLICY.mute_us
     assert kinds(life.tell(DownReported(B, C, 1))) == [SendProbe]
+
+
+def test_a_reporter_of_many_falsehoods_is_muted_once() -> None:
+    life = Life(A, B, C)
+    life.tell(DownReported(B, A, 1), DownReported(B, C, 1))
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 5), ProbeAnswered(C, life.ticket(C), 5)) == [ReporterMuted(B)]
 
 
 def test_a_true_report_spreads_no_further_and_leads_to_the_same_end() -> None:
