@@ -104,6 +104,7 @@ class UpOptions:
     passphrase_file: str | None = None
     is_rejoining: bool = False
     requirements: RequirementOptions = field(default_factory=RequirementOptions)
+    is_tracing_gossip: bool = False
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -160,6 +161,19 @@ class BenchDecodeOptions:
             _check_range("--peers", count, 1, MAX_STAGES)
         _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
         _check_range("--tokens", self.decode_tokens, 1, MAX_CONTEXT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOverlayOptions:
+    """What ``p2pmesh bench overlay`` was asked to do."""
+
+    peers: int = 30
+    minutes: int = 5
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("--peers", self.peers, 2, 64)
+        _check_range("--minutes", self.minutes, 1, 24 * 60)
 
 
 def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:

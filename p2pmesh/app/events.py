@@ -42,6 +42,8 @@ class EventName(StrEnum):
     DIRECT_RETURN_FAILED = "direct_return_failed"
     WIRE_DTYPE_WIDENED = "wire_dtype_widened"
     MODEL_WITHDRAWN = "model_withdrawn"
+    GOSSIP_PUBLISHED = "gossip_published"
+    GOSSIP_DELIVERED = "gossip_delivered"
     READY = "ready"
     NOT_ROUTABLE = "not_routable"
     SERVES_NOTHING = "serves_nothing"

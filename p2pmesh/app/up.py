@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import psutil  # type: ignore[import-untyped]
 import trio
@@ -27,7 +27,7 @@ from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_cre
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.model_store import DiskModelStore
-from p2pmesh.adapters.p2p.host import open_network
+from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
@@ -44,6 +44,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.base.quantities import MIB, UnixMillis
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
+from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
@@ -163,6 +164,8 @@ class _Command:
     async def _open_node(self, stack: AsyncExitStack) -> Node:
         network = await stack.enter_async_context(open_network(self._identity, self._options.listen or DEFAULT_LISTEN))
         clock = TrioClock()
+        if self._options.is_tracing_gossip:
+            network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
         kept = HomeCredentials(self._options.home)
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         cache = self._options.home / "cache"

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
-from p2pmesh.app.config import LogFormat, choose_home
+from p2pmesh.app.config import BenchOverlayOptions, LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
@@ -142,6 +142,13 @@ def _bench_decode(args: Namespace) -> int:
     return run_decode(options, sys.stdout)
 
 
+def _bench_overlay(args: Namespace) -> int:
+    options = BenchOverlayOptions(args.peers, args.minutes, args.json)
+    from p2pmesh.app.bench_overlay import run_overlay
+
+    return run_overlay(options, sys.stdout)
+
+
 def _simulate(args: Namespace) -> int:
     from p2pmesh.app.simulate import SimulateOptions, describe_simulation, run_simulation
 
@@ -169,5 +176,6 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
     "bench decode": _bench_decode,
+    "bench overlay": _bench_overlay,
     "simulate": _simulate,
 }

@@ -80,6 +80,7 @@ def _add_up(commands: _Commands) -> None:
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
     add("--owner-key", metavar="FILE", help="the owner key that renews this node's claim (default: in the home)")
     add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
+    add("--trace-gossip", action="store_true", help="tell of each gossip message, for measurements")
     add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
 
 
@@ -117,6 +118,10 @@ def _add_bench(commands: _Commands) -> None:
     decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
     decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
     decode.add_argument("--json", action="store_true", help="as JSON")
+    overlay = actions.add_parser("overlay", help="Announcements and idle cost of many real nodes.", allow_abbrev=False)
+    overlay.add_argument("--peers", type=int, metavar="N", default=30, help="node processes (default: %(default)s)")
+    overlay.add_argument("--minutes", type=int, metavar="M", default=5, help="of idling (default: %(default)s)")
+    overlay.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_simulate(commands: _Commands) -> None:
@@ -176,6 +181,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         log_format=LogFormat(args.log_format),
         wire_dtype=WireDtype(args.wire_dtype),
         lanes=args.lanes,
+        is_tracing_gossip=args.trace_gossip,
         cuts=args.cuts,
         is_rejoining=args.rejoin,
         requirements=requirement_options(args),
