@@ -37,7 +37,7 @@ def test_up_with_everything() -> None:
         "--model a --model b --demo --split 3 --join inv --name me --port 0 --console-port 5 "
         "--listen /ip4/1.2.3.4/tcp/0 --listen /ip4/1.2.3.4/tcp/1 "
         "--home /h --ctx-size 2048 --max-memory 2GiB --log-format json --wire-dtype f16 "
-        "--lanes 8"
+        "--lanes 8 --trace-gossip"
     )
     assert up(*arguments.split()) == UpOptions(
         home=Path("/h"),
@@ -54,6 +54,7 @@ def test_up_with_everything() -> None:
         log_format=LogFormat.JSON,
         wire_dtype=WireDtype.F16,
         lanes=8,
+        is_tracing_gossip=True,
     )
 
 
