@@ -11,7 +11,8 @@ _INTEGERS = (0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 65535, 65536, 2**31 - 1, 2**3
              2**64 - 1, -1, -128, -(2**31), -(2**63))  # fmt: skip
 _SCALARS: tuple[Any, ...] = (
     None, True, False, 0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), "", "\0", "é" * 9, "\u202e",
-    "/" * 600, b"", b"\0", b"\xff" * 64, [], {}, [[]], [{}], {"": None}, {1: 2}, {"kind": "hello"}, msgpack.ExtType(5, b"x"),
+    "/" * 600, b"", b"\0", b"\xff" * 64, [], {}, [[]], [{}], {"": None}, {1: 2}, {"kind": "hello"},
+    msgpack.ExtType(5, b"x"),
 )  # fmt: skip
 
 
