@@ -9,30 +9,34 @@ from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
-from p2pmesh.base.limits import MAX_ANNOUNCEMENTS_PER_MESSAGE, MAX_CONTROL_MESSAGE_BYTES, MAX_PEERS
+from p2pmesh.base.limits import (
+    MAX_ANNOUNCED_FILES,
+    MAX_ANNOUNCED_WISHES,
+    MAX_ANNOUNCEMENTS_PER_MESSAGE,
+    MAX_CONTROL_MESSAGE_BYTES,
+)
 from p2pmesh.base.quantities import MIB, Micros
-from p2pmesh.core import membership
+from p2pmesh.core import membership, shards
 from p2pmesh.node.changes import Changes
+from p2pmesh.node.topics import Speech, Topics
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.credentials import CredentialStore
 from p2pmesh.ports.identity import Identity, Verifier
-from p2pmesh.ports.network import Network, Subscription
+from p2pmesh.ports.network import Network
 from p2pmesh.wire.announcement import (
-    LIFE_MS,
-    SHORTEST_INTERVAL_MS,
+    LONGEST_LIFE_MS,
     Announcement,
+    HeldModel,
     Link,
     ServedModel,
     decode_announcement,
     encode_announcement,
-    topic_of,
+    life_ms,
 )
 from p2pmesh.wire.invite import CLOCK_SKEW_MS
 
-_REPEATS_AFTER_CHANGE_S = (0.3, 1.0, 2.0, 4.0, 8.0)
-"""A gossip mesh that has just formed loses messages; soon after a change an announcement is said again."""
 MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
 """Announcements in one message leave room for what stands beside them."""
 MAX_KNOWN_BYTES = 16 * MIB
@@ -61,6 +65,15 @@ class Neighbours:
     credentials: CredentialStore
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLoad:
+    """What of our announcement changes with each request: read when it is sealed, and no reason for another."""
+
+    lanes: int = 0
+    lanes_free: int = 0
+    decode_tokens_per_s_milli: int = 0
+
+
 class AnnouncementBoard:
     """Our own announcement and the freshest of every other peer."""
 
@@ -69,14 +82,15 @@ class AnnouncementBoard:
         self._own = own
         self._machine = membership.MembershipMachine[Announcement](
             ports.identity.peer_id,
-            membership.MembershipPolicy(capacity=MAX_PEERS),
+            membership.MembershipPolicy(capacity=shards.DEFAULT_POLICY.view_capacity),
             int.from_bytes(ports.entropy.random_bytes(8), "big"),
             is_change=_says_something_new,
         )
         self._sealed: dict[PeerId, bytes] = {}
         self._sealed_bytes = 0
-        self._own_changes = Changes()
-        self._is_leaving = False
+        speech = Speech(self.seal_own, self._check_gossip, self.learn)
+        self.topics = Topics(ports.identity.peer_id, MeshId(own.mesh_id), ports.network, ports.clock, speech)
+        self.read_load: Callable[[], OwnLoad] = OwnLoad
         self.sealed_own = b""
         """Our latest announcement as it was sealed last."""
         self.handled = Changes()
@@ -123,12 +137,11 @@ class AnnouncementBoard:
 
     def speak_up(self) -> None:
         """Announces at once, and a few times after."""
-        self._own_changes.mark()
+        self.topics.speak()
 
     def stop_announcing(self) -> None:
         """We are leaving: nothing that we said counts any more."""
-        self._is_leaving = True
-        self._own_changes.mark()
+        self.topics.fall_silent()
 
     def change_own(
         self,
@@ -136,9 +149,21 @@ class AnnouncementBoard:
         models: tuple[ServedModel, ...] | None = None,
         free_bytes: int | None = None,
         ownership: bytes | None = None,
+        engine: str | None = None,
+        on_disk: tuple[HeldModel, ...] | None = None,
+        wanted: tuple[str, ...] | None = None,
+        is_dht_server: bool | None = None,
     ) -> None:
         """Changes what we announce; it is gossiped soon. An empty ``ownership`` is no claim."""
         before = self._own
+        if engine is not None:
+            self._own = replace(self._own, engine=engine)
+        if on_disk is not None:
+            self._own = replace(self._own, on_disk=on_disk[:MAX_ANNOUNCED_FILES])
+        if wanted is not None:
+            self._own = replace(self._own, wanted=wanted[:MAX_ANNOUNCED_WISHES])
+        if is_dht_server is not None:
+            self._own = replace(self._own, is_dht_server=is_dht_server)
         if models is not None:
             self._own = replace(self._own, models=models)
         if free_bytes is not None:
@@ -146,7 +171,7 @@ class AnnouncementBoard:
         if ownership is not None:
             self._own = replace(self._own, ownership=ownership)
         if self._own != before:
-            self._own_changes.mark()
+            self.topics.speak()
             self.changes.mark()
 
     def share_links(self, links: tuple[Link, ...]) -> None:
@@ -157,7 +182,7 @@ class AnnouncementBoard:
         """Announces a higher incarnation than ``above`` from now on, which others took for our newest; returns it."""
         incarnation = max(above + 1, self._own.incarnation + 1, self._ports.clock.unix_ms())
         self._own = replace(self._own, incarnation=incarnation)
-        self._own_changes.mark()
+        self.topics.speak()
         return incarnation
 
     def sealed_of(self, peer: PeerId) -> tuple[bytes, ...]:
@@ -166,12 +191,34 @@ class AnnouncementBoard:
 
     def seal_own(self) -> bytes:
         """Our announcement, signed, fresher than any before."""
-        now = self._ports.clock.unix_ms()
+        now, interval_ms, load = self._ports.clock.unix_ms(), self.topics.interval_ms, self.read_load()
         self._own = replace(
-            self._own, sequence=self._own.sequence + 1, issued_unix_ms=now, expires_unix_ms=now + LIFE_MS
+            self._own,
+            sequence=self._own.sequence + 1,
+            issued_unix_ms=now,
+            expires_unix_ms=now + life_ms(interval_ms),
+            interval_ms=interval_ms,
+            shard_depth=self.topics.depth,
+            lanes=load.lanes,
+            lanes_free=load.lanes_free,
+            decode_tokens_per_s_milli=load.decode_tokens_per_s_milli,
         )
-        self.sealed_own = encode_announcement(self.own(), self._ports.identity.public_key, self._ports.identity.sign)
+        own = self.own()
+        said = replace(own, addresses=tuple(address.removesuffix(f"/p2p/{own.peer_id}") for address in own.addresses))
+        self.sealed_own = self._seal_what_fits(said)
         return self.sealed_own
+
+    def _seal_what_fits(self, said: Announcement) -> bytes:
+        """All of it, or without what matters least; what is left out is found by other ways."""
+        identity = self._ports.identity
+        while True:
+            try:
+                return encode_announcement(said, identity.public_key, identity.sign)
+            except LocalProtocolError as error:
+                smaller = _without_the_least(said)
+                if error.code is not ErrorCode.MESSAGE_TOO_LARGE or smaller == said:
+                    raise
+                said = smaller
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
         """Signed announcements to hand to a peer that has just come, by peer id, as many as a message may hold."""
@@ -196,8 +243,8 @@ class AnnouncementBoard:
     def learn(self, data: bytes, *, is_admitted: bool = False) -> None:
         """Takes a record in if it is valid and fresh; a bad one from a third peer is nobody's failure here.
 
-        What only gossip tells has half of the table and a bound in bytes: anyone inside can make up peers. A peer that
-        is admitted always finds a place.
+        What only gossip tells has a bound in bytes: anyone inside can make up peers. A peer that is admitted always
+        finds a place in the view.
         """
         try:
             announcement = self.decode(data)
@@ -211,13 +258,12 @@ class AnnouncementBoard:
             self.tell(membership.ConnectionOpened(peer))
         self.tell(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
+            self.topics.note_peer(peer, announcement.shard_depth)
             self._sealed_bytes += len(data) - len(self._sealed.get(peer, b""))
             self._sealed[peer] = data
 
     def _is_crowded(self, peer: PeerId, size_bytes: int) -> bool:
-        grown = self._sealed_bytes + size_bytes - len(self._sealed.get(peer, b""))
-        is_new = self.find(peer) is None
-        return grown > MAX_KNOWN_BYTES or (is_new and self._machine.known_count >= MAX_PEERS // 2)
+        return self._sealed_bytes + size_bytes - len(self._sealed.get(peer, b"")) > MAX_KNOWN_BYTES
 
     def note_lost(self, peer: PeerId) -> None:
         """The connection to an admitted peer broke; whether the peer is gone is found out now."""
@@ -225,48 +271,37 @@ class AnnouncementBoard:
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossips and listens until cancelled; started once the topic is joined."""
-        topic = topic_of(MeshId(self._own.mesh_id))
-        subscription = await self._ports.network.subscribe(topic, self._is_valid)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow, subscription)
-            nursery.start_soon(self._announce, topic)
-            task_status.started()
+        await self.topics.run(lambda: [model.digest for model in self._own.models], task_status=task_status)
 
-    def _is_valid(self, data: bytes) -> bool:
-        """Whether gossip is worth keeping and passing on: signed, of our mesh, not expired."""
-        try:
-            return self._lives_ms(self.decode(data)) > 0
-        except RemoteProtocolError:
-            return False
+    def _check_gossip(self, data: bytes) -> Announcement:
+        """An announcement worth keeping and passing on: signed, of our mesh, not expired."""
+        said = self.decode(data)
+        if self._lives_ms(said) <= 0:
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "an announcement that has expired")
+        return said
 
     def _lives_ms(self, announcement: Announcement) -> int:
-        return min(LIFE_MS, announcement.expires_unix_ms + CLOCK_SKEW_MS - self._ports.clock.unix_ms())
+        return min(LONGEST_LIFE_MS, announcement.expires_unix_ms + CLOCK_SKEW_MS - self._ports.clock.unix_ms())
 
     def tell(self, event: membership.Event) -> None:
         """Something that the membership machine must hear."""
         for effect in self._machine.handle(event, self._ports.clock.now()):
             if isinstance(effect, membership.PeerForgotten | membership.PeerFailed | membership.PeerLeft):
                 self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
+                self.topics.note_gone(effect.peer)
             if isinstance(effect, _OF_THE_VIEW):
                 self.changes.mark()
             self.on_effect(effect)
         self.handled.mark()
 
-    async def _follow(self, subscription: Subscription) -> None:
-        while True:
-            _, data = await subscription.receive()
-            self.learn(data)
 
-    async def _announce(self, topic: str) -> None:
-        """At each change, a few times soon after it, and then in a steady rhythm."""
-        waits: list[float] = []
-        while not self._is_leaving:
-            seen = self._own_changes.count
-            await self._ports.network.publish(topic, self.seal_own())
-            wait_s = waits.pop() if waits else SHORTEST_INTERVAL_MS / 1000
-            with trio.move_on_after(wait_s):
-                await self._own_changes.wait_beyond(seen)
-                waits = list(reversed(_REPEATS_AFTER_CHANGE_S))
+def _without_the_least(said: Announcement) -> Announcement:
+    """A shorter announcement: half of the first list that is not empty yet, in the order of the document."""
+    for name in ("on_disk", "links", "wanted", "models"):
+        listed = getattr(said, name)
+        if listed:
+            return replace(said, **{name: listed[: len(listed) // 2]})
+    return replace(said, addresses=said.addresses[: len(said.addresses) // 2])
 
 
 def _says_something_new(before: Announcement, after: Announcement) -> bool:
