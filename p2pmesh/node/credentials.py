@@ -125,7 +125,7 @@ class Credentials:
         held = (Attempt(passes=self._passes),) if self._chain_holds() else ()
         is_open = self._invite is not None and not is_expired(self._invite, self._ports.clock.unix_ms())
         invited = (Attempt(self._invite_text),) if is_open or (self._invite is not None and not held) else ()
-        return (*held, *invited) or (Attempt(),)
+        return (*held, *invited) or (Attempt(passes=self._passes),)  # the answer says what is wrong with them
 
     def is_renewal_due(self) -> bool:
         """Whether our passes are in the second half of their life."""

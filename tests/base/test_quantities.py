@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pmesh.base.quantities import GIB, KIB, MIB, format_size, micros, parse_size_bytes
+from p2pmesh.base.quantities import GIB, KIB, MIB, format_size, micros, parse_duration_s, parse_size_bytes
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,14 @@ def test_seconds_are_rounded_to_whole_micros() -> None:
     assert micros(1.5) == 1_500_000
     assert micros(0.000_000_4) == 0
     assert micros(-0.001) == -1000
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("24h", 86_400), (" 7 D ", 604_800)])
+def test_a_duration_in_seconds(text: str, seconds: int) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "0h", "-1h", "1.5h", "1w", "1h30m", "\u0661h", "9999999999s"])
+def test_what_is_no_duration_says_how_one_looks(text: str) -> None:
+    with pytest.raises(ValueError, match="24h"):
+        parse_duration_s(text)

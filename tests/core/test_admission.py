@@ -20,6 +20,7 @@ from p2pmesh.core.admission import (
     HelloAccepted,
     HelloRefused,
     Lose,
+    PutOut,
 )
 
 POLICY = AdmissionPolicy(hello_us=100, max_unadmitted=3, max_admitted=4)
@@ -50,6 +51,15 @@ def test_a_refused_hello_costs_the_connection() -> None:
     machine = AdmissionMachine(POLICY)
     assert feed(machine, Connected(A), HelloRefused(A, FOREIGN)) == [Drop(A, FOREIGN)]
     assert machine.deadline() is None
+
+
+def test_whoever_is_put_out_is_lost_and_dropped_and_may_come_again() -> None:
+    machine = AdmissionMachine(POLICY)
+    feed(machine, Connected(A), HelloAccepted(A))
+    assert feed(machine, PutOut(A, FOREIGN)) == [Lose(A), Drop(A, FOREIGN)]
+    assert not machine.is_admitted(A)
+    assert feed(machine, PutOut(B, FOREIGN)) == [Drop(B, FOREIGN)]
+    assert feed(machine, Disconnected(A), Connected(A), HelloAccepted(A)) == [Admit(A)]
 
 
 def test_a_refused_second_hello_does_not_evict() -> None:
@@ -112,6 +122,7 @@ EVENTS = st.one_of(
     st.builds(Connected, PEERS),
     st.builds(HelloAccepted, PEERS),
     st.builds(HelloRefused, PEERS, st.just(FOREIGN)),
+    st.builds(PutOut, PEERS, st.just(FOREIGN)),
     st.builds(Disconnected, PEERS),
     st.builds(DeadlinePassed),
 )
@@ -136,7 +147,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
                     assert peer not in self.admitted
                     self.admitted.append(peer)
                 case Lose(peer):
-                    assert event == Disconnected(peer)
+                    assert event in (Disconnected(peer), PutOut(peer, FOREIGN))
                     self.admitted.remove(peer)
                 case Drop(peer):
                     assert peer not in self.admitted

@@ -50,6 +50,10 @@ class MockedClock:
     def now(self) -> Micros:
         return Micros(int(trio.current_time() * 1_000_000))
 
+    def pass_wall_time(self, milliseconds: int) -> None:
+        """The calendar goes on; nobody sleeps through the seconds."""
+        self._wall_offset_ms += milliseconds
+
     def unix_ms(self) -> UnixMillis:
         return UnixMillis(UNIX_MS_AT_START + self._wall_offset_ms + int(trio.current_time() * 1000))
 
@@ -123,6 +127,15 @@ class Mesh:
         self.overlay = FakeOverlay()
         self._nursery = nursery
         self._requests = 0
+        self._clocks: list[MockedClock] = []
+        self._days_ms = 0
+
+    def pass_days(self, days: float) -> None:
+        """For every node, those to come too: only the calendar, since days of heartbeats would take minutes."""
+        passed_ms = int(days * 24 * 3600 * 1000)
+        self._days_ms += passed_ms
+        for clock in self._clocks:
+            clock.pass_wall_time(passed_ms)
 
     async def found(self, name: str = "founder", **given: Any) -> MeshNode:
         """The first node of a mesh."""
@@ -163,7 +176,8 @@ class Mesh:
         store = given.get("store") or FakeModelStore()
         launcher = FakeLauncher()
         async with self.overlay.open_network(identity.peer_id) as network:
-            clock = MockedClock(given.get("wall_offset_ms", 0))
+            clock = MockedClock(given.get("wall_offset_ms", 0) + self._days_ms)
+            self._clocks.append(clock)
             credentials = given.get("credentials") or FakeCredentialStore()
             entropy = FakeEntropy(int.from_bytes(name.encode()[:8]))
             ports = Neighbours(network, identity, FakeVerifier(), clock, entropy, credentials)
