@@ -499,7 +499,7 @@ class MembershipMachine(Generic[A]):
             case _Phase.GIVEN_UP:
                 assert inquiry.fails_at is not None
                 if now >= inquiry.fails_at:
-                    return self._fail(peer, now)
+                    return self._fail(peer, inquiry, now)
                 inquiry.due = inquiry.fails_at
                 return (SendProbe(peer, inquiry.ticket),)  # a last time, half-way to the end
 
@@ -583,7 +583,7 @@ class MembershipMachine(Generic[A]):
             stone.sequence = max(stone.sequence, inquiry.candidate[0].sequence)
         return ()
 
-    def _fail(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+    def _fail(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
         member = self._remove(peer)
         said = member.announcement
         # Not before what it said has expired everywhere: an echo of that would make it a new peer.
@@ -591,7 +591,10 @@ class MembershipMachine(Generic[A]):
         self._bury(
             peer, _Tombstone(MemberState.FAILED, said.incarnation, said.sequence, member.heard_at, Micros(until))
         )
-        return (PeerFailed(peer),)
+        if not inquiry.has_reported:
+            return (PeerFailed(peer),)
+        # Said again, since gossip loses some, and who came in between has not heard it.
+        return (PeerFailed(peer), ReportDown(peer, said.incarnation))
 
     def _bury(self, peer: PeerId, stone: _Tombstone) -> None:
         self._tombstones.pop(peer, None)

@@ -202,11 +202,11 @@ class ShardMachine:
         return True
 
     def _settle(self, now: Micros) -> tuple[Effect, ...]:
-        before, left_bits = self.listen_bits, self.bits[: self._depth]
         depth = self._depth
         self._depth = self._wanted_depth(now)
         if self._depth == depth:
             return ()
+        before, left_bits = listening_bits(self.bits, depth, self._policy.max_depth), self.bits[:depth]
         self._small_since = None
         self._note_size(now)
         after = self.listen_bits
