@@ -1,63 +1,138 @@
 """``p2pmesh simulate``: runs a scenario of the simulator and says what came of it, and how fast it ran."""
 
 import dataclasses
+import gc
+import resource
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.sim.scenario import SCENARIOS
-from p2pmesh.sim.world import MAX_SIMULATED_PEERS, simulate
+from p2pmesh.base.quantities import KIB, format_size
+from p2pmesh.sim.overlay import simulate_overlay
+from p2pmesh.sim.overlay_report import OverlayReport, describe_overlay
+from p2pmesh.sim.overlay_scenario import OverlayScenario
+from p2pmesh.sim.recorder import Recorder, replay_recording
+from p2pmesh.sim.scenario import MAX_SIMULATED_PEERS
+from p2pmesh.sim.scenario_file import MAX_FILE_CHARACTERS, AnyScenario, builtin_scenario, decode_scenario
+from p2pmesh.sim.world import Report, simulate
+
+DEFAULT_PEERS = 100
+"""Where the scenario does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
     """What the operator asks for."""
 
-    peers: int = 100
-    """Simulated peers, 1 to ``MAX_SIMULATED_PEERS``."""
+    scenario: str = "calm"
+    """A name of one that comes with the package, or the path of a file that ends in ``.toml``."""
+
+    peers: int | None = None
+    """Simulated peers, 1 to ``MAX_SIMULATED_PEERS``; None: what the scenario says."""
 
     seed: int = 0
     """Equal seeds, equal runs."""
 
-    scenario: str = "calm"
-    """A name out of ``SCENARIOS``."""
+    record: tuple[int, Path] | None = None
+    """A peer whose membership events go to a file, which ``--replay`` runs."""
+
+
+def load_scenario(name: str) -> AnyScenario:
+    """The scenario of a name or of a file; ``ConfigError`` with what is wrong."""
+    if not name.endswith(".toml"):
+        return builtin_scenario(name)
+    try:
+        with open(name, encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARACTERS + 1)
+    except (OSError, ValueError) as cause:
+        raise ConfigError(ErrorCode.CONFIG_INVALID, f"cannot read {name}: {cause}") from None
+    return decode_scenario(text, name)
 
 
 def run_simulation(options: SimulateOptions) -> dict[str, Any]:
-    """The report as a map that JSON can hold, with ``elapsed_s`` and ``events_per_s`` measured here.
+    """The report as a map that JSON can hold, with ``elapsed_s``, ``cpu_s``, ``peak_rss_bytes`` and ``events_per_s``
+    measured here.
 
     ``violations`` is empty exactly if every invariant held. Raises ``ConfigError`` for options that cannot be.
     """
-    scenario = SCENARIOS.get(options.scenario)
-    if scenario is None:
-        raise ConfigError(
-            ErrorCode.CONFIG_INVALID, f"no scenario is called {options.scenario!r}; there are {', '.join(SCENARIOS)}"
-        )
-    if not 1 <= options.peers <= MAX_SIMULATED_PEERS:
-        raise ConfigError(ErrorCode.CONFIG_INVALID, f"--peers {options.peers} is not within 1 to {MAX_SIMULATED_PEERS}")
-    started = time.perf_counter()
-    report = simulate(scenario, options.peers, options.seed)
-    elapsed_s = time.perf_counter() - started
+    scenario = load_scenario(options.scenario)
+    peers = _count_peers(scenario, options.peers)
+    started, cpu_started = time.perf_counter(), time.process_time()
+    report = _run(scenario, peers, options)
+    elapsed_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     return {
         **dataclasses.asdict(report),
         "violations": list(report.violations),
         "elapsed_s": round(elapsed_s, 3),
+        "cpu_s": round(cpu_s, 3),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB,
         "events_per_s": round(report.events / elapsed_s),
     }
 
 
+def _count_peers(scenario: AnyScenario, wanted: int | None) -> int:
+    is_overlay = isinstance(scenario, OverlayScenario)
+    low, high = (2, MAX_SIMULATED_PEERS // 2) if is_overlay else (1, MAX_SIMULATED_PEERS)
+    peers = wanted if wanted is not None else scenario.peers if isinstance(scenario, OverlayScenario) else DEFAULT_PEERS
+    if not low <= peers <= high:
+        raise ConfigError(ErrorCode.CONFIG_INVALID, f"--peers {peers} is not within {low} to {high}")
+    return peers
+
+
+def _run(scenario: AnyScenario, peers: int, options: SimulateOptions) -> Report | OverlayReport:
+    if not isinstance(scenario, OverlayScenario):
+        if options.record is not None:
+            raise ConfigError(ErrorCode.CONFIG_INVALID, "--record is for scenarios of the world 'overlay'")
+        return simulate(scenario, peers, options.seed)
+    # Millions of small objects that live to the end: looking at them again and again finds no garbage.
+    gc.disable()
+    try:
+        recorder = Recorder(options.record[0]) if options.record is not None else None
+        report = simulate_overlay(scenario, peers, options.seed, recorder)
+        if recorder is not None and options.record is not None:
+            options.record[1].write_text(recorder.text(), encoding="utf-8")
+        return report
+    finally:
+        gc.enable()
+
+
+def replay_file(path: Path) -> dict[str, Any]:
+    """The effects of a recorded machine, as a map that JSON can hold."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as cause:
+        raise ConfigError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: {cause}") from None
+    machine, effects = replay_recording(text)
+    return {"machine": machine, "effects": [{"now": now, "effect": repr(effect)} for now, effect in effects]}
+
+
+def describe_replay(report: dict[str, Any]) -> str:
+    """A report of ``replay_file`` for a person."""
+    lines = [f"{item['now'] / 1e6:12.6f} s  {item['effect']}" for item in report["effects"]]
+    return "\n".join([f"{len(lines)} effects of {report['machine']}", *lines])
+
+
 def describe_simulation(report: dict[str, Any]) -> str:
     """A report of ``run_simulation`` for a person, in lines."""
-    requests = ", ".join(f"{count} {outcome}" for outcome, count in report["requests"].items()) or "none"
     held = "all invariants held" if not report["violations"] else "INVARIANTS BROKEN:"
     return "\n".join(
         [
             f"{report['scenario']}: {report['peers']} peers, seed {report['seed']}, "
-            f"{report['simulated_us'] / 1e6:.0f} s simulated in {report['elapsed_s']} s",
+            f"{report['simulated_us'] / 1e6:.0f} s simulated in {report['elapsed_s']} s "
+            f"({report['cpu_s']} s of one core, {format_size(report['peak_rss_bytes'])})",
             f"{report['events']} events, {report['events_per_s']} a second, digest {report['digest']}",
-            f"{report['runs']} runs, {report['tokens']} tokens; requests: {requests}",
-            f"a peer knows {report['known_percent']} % of the others; {held}",
+            *(describe_overlay(report) if "bars" in report else _describe_runs(report)),
+            held,
             *report["violations"],
         ]
     )
+
+
+def _describe_runs(report: dict[str, Any]) -> list[str]:
+    requests = ", ".join(f"{count} {outcome}" for outcome, count in report["requests"].items()) or "none"
+    return [
+        f"{report['runs']} runs, {report['tokens']} tokens; requests: {requests}",
+        f"a peer knows {report['known_percent']} % of the others",
+    ]

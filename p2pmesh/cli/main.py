@@ -150,10 +150,15 @@ def _bench_overlay(args: Namespace) -> int:
 
 
 def _simulate(args: Namespace) -> int:
-    from p2pmesh.app.simulate import SimulateOptions, describe_simulation, run_simulation
+    from p2pmesh.app import simulate
 
-    report = run_simulation(SimulateOptions(args.peers, args.seed, args.scenario))
-    _print(json.dumps(report, indent=2) if args.json else describe_simulation(report))
+    if args.replay is not None:
+        replayed = simulate.replay_file(args.replay)
+        _print(json.dumps(replayed, indent=2) if args.json else simulate.describe_replay(replayed))
+        return OK
+    record = None if args.record is None else (args.record_peer, args.record)
+    report = simulate.run_simulation(simulate.SimulateOptions(args.scenario, args.peers, args.seed, record))
+    _print(json.dumps(report, indent=2) if args.json else simulate.describe_simulation(report))
     return FAILED if report["violations"] else OK
 
 

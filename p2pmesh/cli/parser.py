@@ -6,6 +6,7 @@ Only syntax is checked here (exit 2); meaning is checked by the records of ``app
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TypeAlias
 
 from p2pmesh import __version__
@@ -128,9 +129,12 @@ def _add_simulate(commands: _Commands) -> None:
     summary = "Run the machines of many peers in simulated time, with faults."
     simulate = commands.add_parser("simulate", help=summary, description=summary, allow_abbrev=False)
     add = simulate.add_argument
-    add("--peers", type=int, metavar="N", default=100, help="simulated peers (default: %(default)s)")
+    add("scenario", metavar="SCENARIO", nargs="?", default="calm", help="a name such as ten-thousand, or a .toml file")
+    add("--peers", type=int, metavar="N", help="simulated peers (default: what the scenario says)")
     add("--seed", type=int, metavar="S", default=0, help="equal seeds, equal runs (default: %(default)s)")
-    add("--scenario", metavar="NAME", default="calm", help="links and faults (default: %(default)s)")
+    add("--record", type=Path, metavar="FILE", help="write what one peer's membership machine was told")
+    add("--record-peer", type=int, metavar="K", default=1, help="of the peer of this number (default: %(default)s)")
+    add("--replay", type=Path, metavar="FILE", help="run such a file instead, and print the effects")
     add("--json", action="store_true", help="as JSON")
 
 

@@ -27,12 +27,12 @@ _LETTERS = "abcdefghij"
 
 def peer_id_of(number: int) -> PeerId:
     """A peer id by its number, in the shape of a real one, ordered as the numbers are."""
-    return PeerId("12D3KooWSimuLatedPeerNumber" + "".join(_LETTERS[int(digit)] for digit in f"{number:05d}"))
+    return PeerId("12D3KooWSimuLatedPeerNumber" + "".join(_LETTERS[int(digit)] for digit in f"{number:06d}"))
 
 
 def number_of(peer_id: str) -> int:
     """The inverse of ``peer_id_of``."""
-    return int("".join(str(_LETTERS.index(letter)) for letter in peer_id[-5:]))
+    return int("".join(str(_LETTERS.index(letter)) for letter in peer_id[-6:]))
 
 
 class Character(StrEnum):

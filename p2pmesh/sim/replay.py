@@ -1,6 +1,7 @@
 """Record and replay: what a machine was told, as JSON lines, so that a field bug becomes a test.
 
-The first line names the machine, ``{"machine": "generation"}``. Each other line is one event with its time,
+The first line names the machine, ``{"machine": "generation"}``, and may say how it was made, as ``"setup"``. Each other
+line is one event with its time,
 ``{"now": 1200, "event": "CreditArrived", "fields": {"position": 256}}``. Bytes travel as hex, enums by value, nested
 records as maps. Deadline events are recorded like any other; a runner that keeps deadlines itself is given the rest.
 """
@@ -43,16 +44,23 @@ def event_classes(machine: str) -> dict[str, type[Any]]:
     return {kind.__name__: kind for kind in get_args(MACHINES[machine].Event)}
 
 
-def encode_recording(machine: str, events: Iterable[Recorded]) -> str:
+def encode_recording(machine: str, events: Iterable[Recorded], setup: dict[str, Any] | None = None) -> str:
     """The lines of a recording."""
     known = event_classes(machine)
-    lines = [json.dumps({"machine": machine})]
+    lines = [json.dumps({"machine": machine, "setup": setup} if setup else {"machine": machine})]
     for now, event in events:
         name = type(event).__name__
         if known.get(name) is not type(event):
             raise TypeError(f"{name} is no event of {machine}")
         lines.append(json.dumps({"now": now, "event": name, "fields": _encode_fields(event)}))
     return "\n".join([*lines, ""])
+
+
+def recorded_setup(text: str) -> dict[str, Any]:
+    """How the machine of a recording was made, unchecked; empty where it does not say."""
+    lines = text.lstrip().splitlines()
+    setup = _json_map(1, lines[0]).get("setup", {}) if lines else {}
+    return setup if isinstance(setup, dict) else {}
 
 
 def decode_recording(text: str) -> tuple[str, tuple[Recorded, ...]]:

@@ -1,10 +1,42 @@
-"""Scenarios as data: peers, links, faults, the model and its requests. Times in microseconds, sizes in bytes."""
+"""Scenarios as data: who takes part, links, faults, models. Times in microseconds, sizes in bytes, shares per million.
 
-from dataclasses import dataclass
+There are two worlds. ``runs`` (``sim.world``) holds few peers that are all connected, and looks at pipelines and their
+requests. ``overlay`` (``sim.overlay``) holds many peers that know each other in part, and looks at the control plane.
+Every number has its range beside it; ``sim.scenario_file`` reads records out of TOML and holds them to it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
 
 from p2pmesh.base.quantities import GIB
 
 SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
+DAY_US = 24 * 60 * MINUTE_US
+PER_MILLION = 1_000_000
+MAX_SIMULATED_PEERS = 100_000
+
+
+def ranged(default: Any, low: int, high: int) -> Any:
+    """A field for a whole number, or for rows of them, in ``[low, high]``."""
+    return field(default=default, metadata={"range": (low, high)})
+
+
+def required(low: int, high: int) -> Any:
+    """The same without a default."""
+    return field(metadata={"range": (low, high)})
+
+
+def _share(default: int = 0) -> Any:
+    return ranged(default, 0, PER_MILLION)
+
+
+def _time(default: int = 0) -> Any:
+    return ranged(default, 0, DAY_US)
+
+
+def _moment() -> Any:
+    return required(0, DAY_US)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +47,13 @@ class LinkModel:
     stage stream. ``detect_us`` passes until the other end of a broken connection notices.
     """
 
-    latency_us: int = 5_000
-    spread_us: int = 60_000
-    jitter_us: int = 5_000
-    drop: int = 0
-    duplicate: int = 0
-    reset: int = 0
-    detect_us: int = 3 * SECOND_US
+    latency_us: int = _time(5_000)
+    spread_us: int = _time(60_000)
+    jitter_us: int = _time(5_000)
+    drop: int = _share()
+    duplicate: int = _share()
+    reset: int = _share()
+    detect_us: int = _time(3 * SECOND_US)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,64 +63,64 @@ class PopulationModel:
     A foreign peer has no valid invite, a silent one never says hello, a lying one offers memory it has not.
     """
 
-    degree: int = 4
-    start_window_us: int = 4 * SECOND_US
-    redial_us: int = 5 * SECOND_US
-    foreign: int = 0
-    silent: int = 0
-    lying: int = 0
-    free_bytes: int = 4 * GIB
-    slowness: int = 4
+    degree: int = ranged(4, 1, 64)
+    start_window_us: int = _time(4 * SECOND_US)
+    redial_us: int = ranged(5 * SECOND_US, SECOND_US // 10, DAY_US)
+    foreign: int = _share()
+    silent: int = _share()
+    lying: int = _share()
+    free_bytes: int = ranged(4 * GIB, 1, 1024 * GIB)
+    slowness: int = ranged(4, 1, 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
     """The model that peer 0 coordinates, and its requests once it serves; 0 layers: none."""
 
-    layers: int = 32
-    layer_bytes: int = GIB // 4
-    stage_count: int | None = 3
-    plan_at_us: int = 8 * SECOND_US
-    load_us: int = SECOND_US // 2
-    layer_token_us: int = 10
-    request_every_us: int = SECOND_US // 2
-    max_prompt_tokens: int = 1500
-    max_tokens: int = 24
-    cancelled: int = 50_000
+    layers: int = ranged(32, 0, 1024)
+    layer_bytes: int = ranged(GIB // 4, 4, 1024 * GIB)
+    stage_count: int | None = ranged(3, 1, 64)
+    plan_at_us: int = _time(8 * SECOND_US)
+    load_us: int = _time(SECOND_US // 2)
+    layer_token_us: int = ranged(10, 1, SECOND_US)
+    request_every_us: int = ranged(SECOND_US // 2, 1000, DAY_US)
+    max_prompt_tokens: int = ranged(1500, 1, 100_000)
+    max_tokens: int = ranged(24, 1, 100_000)
+    cancelled: int = _share(50_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
     """A peer dies at once and, if ``down_us`` is given, starts again after it under the same key."""
 
-    at_us: int
-    number: int
-    down_us: int | None = None
+    at_us: int = _moment()
+    number: int = required(0, MAX_SIMULATED_PEERS - 1)
+    down_us: int | None = ranged(None, 0, DAY_US)
 
 
 @dataclass(frozen=True, slots=True)
 class Churn:
     """Every ``every_us`` a peer other than 0, by chance, crashes for ``down_us``."""
 
-    every_us: int
-    down_us: int
+    every_us: int = required(1000, DAY_US)
+    down_us: int = _moment()
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Until ``until_us``, peers numbered below ``boundary_percent`` of all and the others do not reach each other."""
 
-    at_us: int
-    until_us: int
-    boundary_percent: int
+    at_us: int = _moment()
+    until_us: int = _moment()
+    boundary_percent: int = required(0, 100)
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoss:
     """The peer of stage ``index`` of the run that stands at ``at_us`` crashes."""
 
-    at_us: int
-    index: int
+    at_us: int = _moment()
+    index: int = required(0, 63)
 
 
 Fault = Crash | Churn | Partition | StageLoss
@@ -99,27 +131,9 @@ class Scenario:
     """All that a simulation depends on, beside the number of peers and the seed."""
 
     name: str
-    duration_us: int
+    duration_us: int = required(1, DAY_US)
     links: LinkModel = LinkModel()
     population: PopulationModel = PopulationModel()
     model: ModelLoad = ModelLoad()
     faults: tuple[Fault, ...] = ()
-
-
-_ALL = (
-    Scenario("calm", 30 * SECOND_US),
-    Scenario(
-        "lossy",
-        60 * SECOND_US,
-        links=LinkModel(jitter_us=80_000, drop=200_000, duplicate=100_000, reset=200),
-        population=PopulationModel(foreign=50_000, silent=50_000, lying=100_000),
-    ),
-    Scenario("churn", 60 * SECOND_US, faults=(Churn(SECOND_US, 10 * SECOND_US),)),
-    Scenario("partition", 90 * SECOND_US, faults=(Partition(20 * SECOND_US, 50 * SECOND_US, 50),)),
-    Scenario(
-        "stage-loss", 60 * SECOND_US, faults=(StageLoss(25 * SECOND_US, 1), StageLoss(40 * SECOND_US, 2))
-    ),
-    Scenario("coordinator-loss", 60 * SECOND_US, faults=(Crash(25 * SECOND_US, 0, 5 * SECOND_US),)),
-)  # fmt: skip
-
-SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+    about: str = ""

@@ -15,13 +15,12 @@ from p2pmesh.sim.journal import Journal
 from p2pmesh.sim.network import SimNetwork
 from p2pmesh.sim.peer import LIFE_US, Character, PeerTraits, SimPeer, number_of, peer_id_of
 from p2pmesh.sim.run import RunTexture
-from p2pmesh.sim.scenario import SECOND_US, Churn, Crash, Fault, Partition, Scenario, StageLoss
+from p2pmesh.sim.scenario import MAX_SIMULATED_PEERS, SECOND_US, Churn, Crash, Fault, Partition, Scenario, StageLoss
 from p2pmesh.sim.scheduler import Scheduler
 from p2pmesh.sim.sequence import SimRequest
 from p2pmesh.sim.snapshot import PeerSnapshot, Snapshot
 from p2pmesh.wire.announcement import Announcement
 
-MAX_SIMULATED_PEERS = 100_000
 MAX_VIOLATIONS = 100
 CHECK_EVERY_US = 5 * SECOND_US
 GOSSIP_HOP_US = 50_000

@@ -9,9 +9,9 @@ from p2pmesh.base.errors import ConfigError, ErrorCode
 
 
 def test_a_report_is_json_and_repeats_but_for_the_time_it_took() -> None:
-    first, second = (run_simulation(SimulateOptions(20, 3, "stage-loss")) for _ in range(2))
+    first, second = (run_simulation(SimulateOptions("stage-loss", 20, 3)) for _ in range(2))
     assert json.loads(json.dumps(first)) == first
-    measured = ("elapsed_s", "events_per_s")
+    measured = ("elapsed_s", "events_per_s", "cpu_s", "peak_rss_bytes")
     assert [first[key] for key in first if key not in measured] == [
         second[key] for key in second if key not in measured
     ]
@@ -19,12 +19,14 @@ def test_a_report_is_json_and_repeats_but_for_the_time_it_took() -> None:
 
 
 def test_a_person_reads_whether_the_invariants_held() -> None:
-    report = run_simulation(SimulateOptions(5))
+    report = run_simulation(SimulateOptions(peers=5))
     assert "all invariants held" in describe_simulation(report)
     assert describe_simulation({**report, "violations": ["1 us: wrong"]}).endswith("INVARIANTS BROKEN:\n1 us: wrong")
 
 
-@pytest.mark.parametrize("options", [SimulateOptions(scenario="storm"), SimulateOptions(0), SimulateOptions(100_001)])
+@pytest.mark.parametrize(
+    "options", [SimulateOptions(scenario="storm"), SimulateOptions(peers=0), SimulateOptions(peers=100_001)]
+)
 def test_options_that_cannot_be_are_refused_with_what_can_be(options: SimulateOptions) -> None:
     with pytest.raises(ConfigError) as caught:
         run_simulation(options)

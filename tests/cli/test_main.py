@@ -239,7 +239,7 @@ def test_status_and_models_as_text_and_json(
 def test_simulate_prints_a_report_and_fails_when_an_invariant_breaks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["simulate", "--peers", "5", "--seed", "2", "--scenario", "churn", "--json"]) == 0
+    assert main(["simulate", "--peers", "5", "--seed", "2", "churn", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["peers"], report["seed"], report["scenario"], report["violations"]) == (5, 2, "churn", [])
     assert main(["simulate", "--peers", "3"]) == 0
@@ -250,5 +250,5 @@ def test_simulate_prints_a_report_and_fails_when_an_invariant_breaks(
 
 
 def test_simulate_refuses_a_scenario_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--scenario", "storm"]) == 2
+    assert main(["simulate", "storm"]) == 2
     assert "stage-loss" in capsys.readouterr().err

@@ -11,13 +11,15 @@ from p2pmesh.base.quantities import Micros
 from p2pmesh.core.coordination import Event, RunMachine, StageFailed
 from p2pmesh.core.generation import Effect, GenerationMachine
 from p2pmesh.sim.peer import number_of, peer_id_of
-from p2pmesh.sim.scenario import SCENARIOS, SECOND_US, ModelLoad, PopulationModel
+from p2pmesh.sim.scenario import SECOND_US, ModelLoad, PopulationModel
+from p2pmesh.sim.scenario_file import builtin_runs
 from p2pmesh.sim.world import Report, simulate
 
+SCENARIOS = builtin_runs()
 PROGRAM = """
-from p2pmesh.sim.scenario import SCENARIOS
+from p2pmesh.sim.scenario_file import builtin_runs
 from p2pmesh.sim.world import simulate
-print(*[simulate(scenario, 30, 5).digest for scenario in SCENARIOS.values()])
+print(*[simulate(scenario, 30, 5).digest for scenario in builtin_runs().values()])
 """
 
 

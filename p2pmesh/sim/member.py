@@ -1,0 +1,130 @@
+"""One run of a peer of the overlay, from its start to its end: its machines, and what it last said.
+
+Signatures, passes and proofs are outcomes here, not bytes. What ``node`` does around the machines is
+``sim.overlay``'s.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core.admission import AdmissionMachine
+from p2pmesh.core.membership import Effect, Event, MembershipMachine
+from p2pmesh.core.shards import ShardMachine, shard_bits_of
+from p2pmesh.sim.chance import Draws, mixed
+from p2pmesh.sim.directory import hash_of
+from p2pmesh.sim.overlay_scenario import OverlayPopulation
+
+NEVER = 2**62
+
+
+class Said:
+    """A signed announcement, as far as it matters here: who, how fresh, where, what, until when."""
+
+    __slots__ = ("expires_us", "incarnation", "life_us", "models", "number", "peer_id", "sequence", "shard_depth")
+
+    def __init__(self, peer: "Traits", incarnation: int, sequence: int) -> None:
+        self.number = peer.number
+        self.peer_id = peer.peer_id
+        self.incarnation = incarnation
+        self.sequence = sequence
+        self.shard_depth = 0
+        self.models: tuple[int, ...] = ()
+        self.life_us = 0
+        self.expires_us = 0
+        """By the speaker's wall clock."""
+
+
+def says_something_new(before: Said, after: Said) -> bool:
+    """Whether others here act on the difference."""
+    return before.shard_depth != after.shard_depth or before.models != after.models
+
+
+@dataclass(slots=True)
+class Traits:
+    """What stays with a peer over its runs. ``host`` answers for it; it is the peer itself but for a sybil."""
+
+    number: int
+    peer_id: PeerId
+    peer_hash: int
+    host: int
+    is_nat: bool = False
+    is_lying: bool = False
+    is_silent_when_dead: bool = False
+    """A crash takes the machine along, so that a dial is not even refused."""
+    model: int | None = None
+    """What it serves from its start."""
+    bits: str = ""
+    """Where it lies among the shards."""
+    starts: int = 0
+    clock_us: int = 0
+    """How far the wall clock is off."""
+    up_us: int = 0
+    """Over all runs that are over."""
+
+
+def draw_traits(number: int, peer_id: PeerId, population: OverlayPopulation, seed: int) -> Traits:
+    """What the population makes of a number."""
+    draws = Draws(seed, f"traits {number}")
+    traits = Traits(number, peer_id, hash_of(peer_id), number, bits=shard_bits_of(peer_id))
+    traits.is_nat = draws.happens(population.nat) and number > 0
+    traits.is_lying = draws.happens(population.lying) and number > 0
+    traits.is_silent_when_dead = bool(draws.below(2))
+    if draws.happens(population.serving) or traits.is_lying:
+        traits.model = draws.below(population.models)
+    return traits
+
+
+class Member:
+    """One run of a peer. ``handle`` is membership's, at hand for the loop that calls it millions of times."""
+
+    __slots__ = (
+        "admission", "announce_at", "connected_since", "connections", "failed", "handle", "incarnation", "is_joined",
+        "is_up", "machine", "models", "number", "peer_id", "relays", "said", "seed", "sequence", "shard_wake_us",
+        "shards", "started_us", "topics", "traits", "wake_us",
+    )  # fmt: skip
+
+    def __init__(self, traits: Traits, now_us: int, seed: int) -> None:
+        self.traits = traits
+        self.number = traits.number
+        self.peer_id = traits.peer_id
+        self.seed = mixed(seed ^ (traits.number << 20) ^ traits.starts)
+        self.machine: MembershipMachine[Said] = MembershipMachine(
+            traits.peer_id, seed=self.seed, is_change=says_something_new
+        )
+        self.handle: Callable[[Event, Micros], tuple[Effect, ...]] = self.machine.handle
+        self.shards = ShardMachine(traits.peer_id)
+        self.admission = AdmissionMachine()
+        self.incarnation = now_us + 1
+        self.sequence = 0
+        self.said: Said | None = None
+        self.models = () if traits.model is None else (traits.model,)
+        self.connections: dict[int, None] = {}
+        self.connected_since: dict[int, int] = {}
+        self.failed: dict[int, int] = {}
+        """Peers that this one held failed or gone, with the incarnation; for the audit."""
+        self.relays: tuple[int, ...] = ()
+        self.topics: dict[str, None] = {}
+        self.started_us = now_us
+        self.is_up = True
+        self.is_joined = False
+        self.wake_us = NEVER
+        self.shard_wake_us = NEVER
+        self.announce_at = NEVER
+
+    def say(self, now_us: int, life_us: int) -> Said:
+        """A fresh announcement."""
+        self.sequence += 1
+        said = Said(self.traits, self.incarnation, self.sequence)
+        said.shard_depth = self.shards.depth
+        said.models = self.models
+        said.life_us = life_us
+        said.expires_us = now_us + life_us + self.traits.clock_us
+        self.said = said
+        return said
+
+
+def lives_us(said: Said, now_us: int, clock_us: int, skew_us: int) -> Micros:
+    """How long it still lives for a reader whose clock is off by ``clock_us``."""
+    return Micros(min(said.life_us, said.expires_us + skew_us - now_us - clock_us))

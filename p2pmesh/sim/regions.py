@@ -1,0 +1,73 @@
+"""How long a way takes in the overlay, and whether there is one: regions, NAT, partitions, slow peers.
+
+Peers go by their numbers. Bytes are ``sim.traffic``'s, who runs is ``sim.overlay``'s.
+"""
+
+from p2pmesh.sim.chance import PER_MILLION, Draws, mixed
+from p2pmesh.sim.overlay_scenario import RegionLinks
+
+
+class Regions:
+    """Ways between peers. A peer's region follows from the seed and its number alone."""
+
+    def __init__(self, links: RegionLinks, seed: int) -> None:
+        self._links = links
+        self._seed = mixed(seed)
+        self._draws = mixed(self._seed)
+        self._regions: list[int] = []
+        self._slow: dict[int, int] = {}
+        self._boundary: int | None = None
+
+    def region(self, number: int) -> int:
+        """The region of a peer."""
+        regions = self._regions
+        while number >= len(regions):
+            regions.append(self._draw_region(len(regions)))
+        return regions[number]
+
+    def _draw_region(self, number: int) -> int:
+        weights = self._links.region_weights
+        point = mixed(self._seed ^ number) % sum(weights)
+        for region, weight in enumerate(weights):
+            point -= weight
+            if point < 0:
+                return region
+        raise AssertionError("the weights add up to more than every point")
+
+    def one_way_us(self, a: int, b: int) -> int:
+        """From a to b now, jitter included."""
+        links = self._links
+        base_us = links.one_way_us[self.region(a)][self.region(b)]
+        pair = mixed(self._seed ^ (a << 32 | b if a < b else b << 32 | a))
+        base_us = base_us * links.spread_percent[pair % len(links.spread_percent)] // 100
+        self._draws = draws = self._draws + 1
+        jitter = links.jitter_percent[mixed(draws) % len(links.jitter_percent)]
+        slow = self._slow
+        return base_us + base_us * jitter // 100 + (slow.get(a, 0) + slow.get(b, 0) if slow else 0)
+
+    # --- faults -----------------------------------------------------------------
+    def partition(self, boundary: int | None) -> None:
+        """Cuts peers below ``boundary`` off the others; None heals."""
+        self._boundary = boundary
+
+    @property
+    def boundary(self) -> int | None:
+        """The first peer beyond the partition, if there is one."""
+        return self._boundary
+
+    def same_side(self, a: int, b: int) -> bool:
+        """Whether no partition lies between them."""
+        return self._boundary is None or (a < self._boundary) == (b < self._boundary)
+
+    def slow_down(self, numbers: tuple[int, ...], delay_us: int) -> None:
+        """Every way to and from these peers takes so much longer; 0 ends it."""
+        for number in numbers:
+            if delay_us:
+                self._slow[number] = delay_us
+            else:
+                self._slow.pop(number, None)
+
+
+def is_chosen(seed: int, what: str, number: int, per_million: int) -> bool:
+    """Whether a peer is among ``per_million`` of all, for a purpose of that name."""
+    return Draws(seed, f"{what} {number}").below(PER_MILLION) < per_million
