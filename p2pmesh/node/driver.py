@@ -80,6 +80,11 @@ class Driver:
         """Sequences that generate now."""
         return len(self._sequences)
 
+    @property
+    def step_us(self) -> int:
+        """From one token to the next of a sequence, as measured; 0 before."""
+        return self._pace.step_us
+
     async def deliver(self, frame: StageFrame) -> None:
         """A frame of the last stage; one for a sequence that is over is late, and dropped."""
         sequence = self._sequences.get((frame.request_id, frame.sequence))

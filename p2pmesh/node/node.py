@@ -11,8 +11,10 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.ids import Digest
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.ownership import TrustStore
-from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
 from p2pmesh.node.driver import Drivers
@@ -21,6 +23,7 @@ from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
+from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
 from p2pmesh.node.router import Router
@@ -29,7 +32,7 @@ from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import describe_node
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.models import ModelFile, ModelStore
-from p2pmesh.wire.announcement import ServedModel
+from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
 
@@ -64,7 +67,10 @@ class Node:
             report,
         )
         DriverExchanges(self.overlay, self.drivers)
-        self.router = Router(self.overlay, self.drivers)
+        self.records = Records(self.overlay, ports, self._held_files)
+        self.router = Router(self.overlay, self.drivers, self.records.search_model)
+        self._resolved: dict[Digest, HeldModel] = {}
+        self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
         self.coordinators: list[Coordinator] = []
         self._is_draining = False
@@ -78,12 +84,15 @@ class Node:
             await nursery.start(self.liveness.run)
             nursery.start_soon(self._report_ready)
             nursery.start_soon(self.links.run)
+            nursery.start_soon(self.records.run)
             nursery.start_soon(self._identity_guard.run)
             task_status.started()
 
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
         """Coordinates one model until cancelled; raises when it can never be placed."""
         check_split(model, options)
+        self._resolved[model.digest] = HeldModel(model.name, model.digest)
+        self.overlay.board.change_own(on_disk=tuple(self._resolved.values()))
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links,
@@ -113,6 +122,7 @@ class Node:
             if gone:
                 self._report("not_routable", {"models": gone})
             told = names
+            self.overlay.board.change_own(wanted=tuple(self.router.awaited()))
             await self.overlay.board.changes.wait_beyond(seen)
 
     def _is_generating(self) -> bool:
@@ -120,6 +130,20 @@ class Node:
         return any(run.open_sequences for run in self.table.runs()) or any(
             driver.active_sequences for driver in self.drivers.all()
         )
+
+    def _held_files(self) -> tuple[Digest, ...]:
+        """Files that others can fetch here: whole models that we resolved, and the stages that we run."""
+        stages = (Digest(run.load.artifact_digest) for run in self.table.runs())
+        return tuple(dict.fromkeys((*self._resolved, *stages)))
+
+    def _read_load(self) -> OwnLoad:
+        """Lanes of the runs that are driven here, and the speed of the fastest."""
+        driven = [driver for driver in self.drivers.all() if driver.is_published]
+        lanes = sum(driver.load.lanes for driver in driven)
+        busy = sum(min(driver.load.lanes, driver.active_sequences) for driver in driven)
+        steps_us = [driver.step_us for driver in driven if driver.step_us]
+        speed_milli = 1000 * MICROS_PER_SECOND // min(steps_us) if steps_us else 0
+        return OwnLoad(lanes, lanes - busy, speed_milli)
 
     def _announce_models(self) -> None:
         """What is published here, in the announcement; the newest run of a name."""

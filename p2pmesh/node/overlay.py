@@ -82,6 +82,7 @@ class Overlay:
             self._admission, ports.clock, self._perform, admission.DeadlinePassed()
         )
         self._hello_locks: dict[PeerId, trio.Lock] = {}
+        self._inbound: set[PeerId] = set()
         self.conduct = Conduct(ports.network, ports.clock, report)
         self._exchanges: dict[type, Exchange] = {}
         self._open_exchanges: dict[type, Exchange] = {}
@@ -102,6 +103,10 @@ class Overlay:
     def is_admitted(self, peer: PeerId) -> bool:
         """Whether the peer's hello was accepted and its connection stands."""
         return self._admission.is_admitted(peer)
+
+    def is_inbound(self, peer: PeerId) -> bool:
+        """Whether the peer dialled us: its first connection of those that stand came from there."""
+        return peer in self._inbound
 
     async def wait_admitted(self, peer: PeerId) -> bool:
         """``is_admitted``, after our own hello to the peer if one is on its way: its answer may be behind a stream."""
@@ -342,7 +347,10 @@ class Overlay:
     async def _follow_connections(self) -> None:
         while True:
             event = await self._ports.network.connection_event()
+            self._inbound.discard(event.peer)
             if isinstance(event, PeerConnected):
+                if event.is_inbound:
+                    self._inbound.add(event.peer)
                 await self._runner.put(admission.Connected(event.peer))
             else:
                 await self._runner.put(admission.Disconnected(event.peer))

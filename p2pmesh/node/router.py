@@ -1,7 +1,7 @@
 """Requests of clients -> the peer that drives their model, this one or another."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
@@ -16,12 +16,17 @@ _SUSPECT_RANK = 1000
 """Behind everybody else."""
 
 
+Search = Callable[[str], Awaitable[bool]]
+"""Looks for a model outside the view; whether a driver of it is in the view now."""
+
+
 class Router:
     """Routes by model name."""
 
-    def __init__(self, overlay: Overlay, drivers: Drivers) -> None:
+    def __init__(self, overlay: Overlay, drivers: Drivers, search: Search) -> None:
         self._overlay = overlay
         self._drivers = drivers
+        self._search = search
         self._expected: dict[str, str] = {}
 
     def expect(self, model: str, reason: str = "it is being loaded") -> None:
@@ -32,10 +37,33 @@ class Router:
         """Models that can be routed from here, by name."""
         return served_models((self._overlay.board.own(), *self._trusted()))
 
-    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+    def awaited(self) -> list[str]:
+        """Models that are to come and cannot be routed yet."""
+        known = self.models()
+        return [name for name in self._expected if name not in known]
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         """Events of a request; ``Refused`` with ``MODEL_NOT_READY`` or ``MODEL_UNKNOWN`` if nobody drives its model."""
+        peer = self._choose(request)
+        if peer is None and await self._search(request.model):
+            peer = self._choose(request)
+        if peer is None:
+            raise self._missing(request.model)
+        is_own = peer == self._overlay.own_peer
+        driven = self._own_driver(request.model).generate(request) if is_own else self._remote(peer, request)
+        async with driven as events:
+            yield events
+
+    def _remote(
+        self, peer: PeerId, request: GenerationRequest
+    ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+        self._overlay.board.topics.hear_model(self.models()[request.model].digest)
+        return generate_remotely(self._overlay, peer, request)
+
+    def _choose(self, request: GenerationRequest) -> PeerId | None:
         own = {driver.load.model for driver in self._drivers.all() if driver.is_published}
-        peer = choose_driver(
+        return choose_driver(
             request.model,
             request.request_id,
             self._overlay.own_peer,
@@ -43,11 +71,6 @@ class Router:
             self._trusted(),
             self._rank,
         )
-        if peer is None:
-            raise self._missing(request.model)
-        if peer == self._overlay.own_peer:
-            return self._own_driver(request.model).generate(request)
-        return generate_remotely(self._overlay, PeerId(peer), request)
 
     def _rank(self, peer: Announcement) -> int:
         """A suspect is asked only where nobody else drives the model; beyond that the trust policy's preference."""
