@@ -289,6 +289,8 @@ class AnnouncementBoard:
             if isinstance(effect, membership.PeerForgotten | membership.PeerFailed | membership.PeerLeft):
                 self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
                 self.topics.note_gone(effect.peer)
+            if isinstance(effect, membership.PeerJoined) and (joined := self.find(effect.peer)) is not None:
+                self.topics.note_peer(effect.peer, joined.shard_depth)
             if isinstance(effect, _OF_THE_VIEW):
                 self.changes.mark()
             self.on_effect(effect)

@@ -15,11 +15,13 @@ from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import membership
 from p2pmesh.core.membership import MembershipPolicy
+from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.ports.network import Subscription
+from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.control import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
 from p2pmesh.wire.invite import CLOCK_SKEW_MS
 from p2pmesh.wire.liveness import (
@@ -32,6 +34,8 @@ from p2pmesh.wire.liveness import (
     decode_proof,
     encode_note,
     encode_proof,
+    model_topic_of,
+    topic_beside,
     topic_of,
 )
 
@@ -48,6 +52,7 @@ MAX_FAREWELLS = 64
 FAREWELL_S = 1.0
 MAX_NOTES_PER_SPEAKER = 32
 """In ``NOTE_LIFE_MS``; what goes beyond is not forwarded."""
+MAX_MODELS_TOLD = 8
 MAX_REMEMBERED = 1024
 
 
@@ -65,6 +70,9 @@ class Liveness:
         self._unwelcome: dict[PeerId, None] = {}
         """Peers that answered with a refusal, or that we banned: not reached, and yet nothing to report."""
         self._seen: dict[tuple[PeerId, PeerId, int], None] = {}
+        self._heard: dict[str, tuple[Subscription, trio.CancelScope]] = {}
+        self._places: dict[PeerId, tuple[str, ...]] = {}
+        """Topics on which peers were reported."""
         self._spoken: dict[PeerId, deque[Micros]] = {}
         self._asymmetries: dict[tuple[PeerId, PeerId], Micros] = {}
         self._names: dict[PeerId, str] = {}
@@ -76,16 +84,34 @@ class Liveness:
     # --- running -----------------------------------------------------------------
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Probes and listens until cancelled."""
-        subscription = await self._ports.network.subscribe(topic_of(self._overlay.mesh_id), self._is_worth_passing)
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._follow, subscription)
+            await self._join_and_leave(nursery)
             nursery.start_soon(self._keep_deadlines)
             task_status.started()
             try:
-                await trio.sleep_forever()
+                await self._keep_topics(nursery)
             finally:
                 self._nursery = None  # what still comes in while we stop starts nothing
+
+    async def _keep_topics(self, nursery: trio.Nursery) -> None:
+        while True:
+            seen = self._board.topics.moved.count
+            await self._join_and_leave(nursery)
+            await self._board.topics.moved.wait_beyond(seen)
+
+    async def _join_and_leave(self, nursery: trio.Nursery) -> None:
+        """Notes are heard beside each topic on which announcements are."""
+        wanted = {topic_beside(topic) for topic in self._board.topics.heard}
+        for topic in sorted(self._heard.keys() - wanted):
+            subscription, scope = self._heard.pop(topic)
+            scope.cancel()
+            await subscription.close()
+        for topic in sorted(wanted - self._heard.keys()):
+            subscription = await self._ports.network.subscribe(topic, self._is_worth_passing)
+            scope = trio.CancelScope()
+            self._heard[topic] = (subscription, scope)
+            nursery.start_soon(self._follow, subscription, scope)
 
     async def leave(self) -> None:
         """Tells everybody that this life ends; afterwards nothing is announced any more."""
@@ -94,11 +120,11 @@ class Liveness:
         leaving = Leaving(
             self._overlay.mesh_id, own.peer_id, own.incarnation, own.sequence + 1, self._ports.clock.unix_ms()
         )
-        note = self._seal(leaving)
+        note, topics = self._seal(leaving), self._topics_about(own)
         admitted = [peer for peer in sorted(self._ports.network.connected_peers()) if self._overlay.is_admitted(peer)]
         with trio.move_on_after(FAREWELL_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._publish, note)
+                nursery.start_soon(self._publish, note, topics)
                 for peer in admitted[:MAX_FAREWELLS]:
                     nursery.start_soon(self._say_farewell, peer, note)
 
@@ -253,14 +279,30 @@ class Liveness:
     def _report_down(self, peer: PeerId, incarnation: int) -> None:
         if self._is_unwelcome(peer):
             return
-        note = DownReport(self._overlay.mesh_id, self._overlay.own_peer, peer, incarnation, self._ports.clock.unix_ms())
-        self._start(self._publish, self._seal(note))
+        announcement = self._board.find(peer)
+        if announcement is not None:  # the second report, when it has failed, goes where the first one went
+            _remember(self._places, peer, self._topics_about(announcement))
+        issued = self._ports.clock.unix_ms()
+        note = DownReport(self._overlay.mesh_id, self._overlay.own_peer, peer, incarnation, issued)
+        self._start(self._publish, self._seal(note), self._places.get(peer, ()))
+
+    def _topics_about(self, announcement: Announcement) -> tuple[str, ...]:
+        """Beside the topics on which the peer announces."""
+        mesh_id, depth = self._overlay.mesh_id, announcement.shard_depth
+        bits = shard_bits_of(PeerId(announcement.peer_id), depth)
+        topics = [topic_of(mesh_id, bits)]
+        if depth:
+            topics.append(topic_of(mesh_id, bits[:-1]))
+        if depth or self._board.topics.has_shards:
+            topics += [model_topic_of(mesh_id, model.digest) for model in announcement.models[:MAX_MODELS_TOLD]]
+        return tuple(dict.fromkeys(topics))
 
     def _seal(self, note: Note) -> bytes:
         return encode_note(note, self._ports.identity.public_key, self._ports.identity.sign)
 
-    async def _publish(self, note: bytes) -> None:
-        await self._ports.network.publish(topic_of(self._overlay.mesh_id), note)
+    async def _publish(self, note: bytes, topics: tuple[str, ...]) -> None:
+        for topic in topics:
+            await self._ports.network.publish(topic, note)
 
     async def _say_farewell(self, peer: PeerId, note: bytes) -> None:
         with suppress(P2PMeshError):
@@ -276,11 +318,12 @@ class Liveness:
         self._heed(note)
         await stream.finish()
 
-    async def _follow(self, subscription: Subscription) -> None:
-        while True:
-            _, data = await subscription.receive()
-            with suppress(RemoteProtocolError):  # it was checked on arrival, but its time may be over now
-                self._heed(self._decode(data))
+    async def _follow(self, subscription: Subscription, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                _, data = await subscription.receive()
+                with suppress(RemoteProtocolError):  # it was checked on arrival, but its time may be over now
+                    self._heed(self._decode(data))
 
     def _decode(self, data: bytes) -> Note:
         """A checked note that still counts."""
@@ -293,12 +336,12 @@ class Liveness:
         return note
 
     def _heed(self, note: Note) -> None:
-        """Each report once: said again after its victim recovered, an honest one would look false."""
+        """Each report once: it comes by several topics, and said again by others it must not hurt its writer."""
         peer = PeerId(note.peer_id)
         if isinstance(note, Leaving):
             self._board.tell(membership.LeavingHeard(peer, note.incarnation))
             return
-        key = (note.speaker, peer, note.incarnation)
+        key = (note.speaker, peer, note.issued_unix_ms)
         if key not in self._seen:
             _remember(self._seen, key, None)
             self._board.tell(membership.DownReported(note.speaker, peer, note.incarnation))

@@ -64,12 +64,24 @@ class Topics:
         self._wishes = Changes()
         self._speech_changes = Changes()
         self._is_silent = False
+        self.moved = Changes()
+        """Marked when ``heard`` is another than before."""
 
     # --- what others here ask and say ------------------------------------------------
     @property
     def depth(self) -> int:
         """Bits of our shard."""
         return self._machine.depth
+
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """Topics on which we listen to announcements now."""
+        return tuple(self._heard)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether the overlay is cut, here or next door."""
+        return self._machine.has_shards
 
     @property
     def interval_ms(self) -> int:
@@ -152,6 +164,7 @@ class Topics:
                 subscription = await self._network.subscribe(topic, self._validator(bits))
                 heard = self._heard[topic] = _Heard(subscription)
                 nursery.start_soon(self._follow, heard)
+        self.moved.mark()
 
     def _validator(self, bits: str) -> Callable[[bytes], bool]:
         """Valid on a topic is a true word of a peer that belongs there, fresher than its last, within its rate."""

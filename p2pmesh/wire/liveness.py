@@ -77,6 +77,18 @@ def topic_of(mesh_id: MeshId, shard_bits: str = "") -> str:
     return f"{root}/{shard_bits}" if shard_bits else root
 
 
+def model_topic_of(mesh_id: MeshId, digest: str) -> str:
+    """The topic of notes about the drivers of a model, for those who hear them beyond their shard."""
+    return f"mesh-llm/1/{mesh_id}/liveness/model/{digest[:16]}"
+
+
+def topic_beside(announcement_topic: str) -> str:
+    """The topic of notes about those who announce on that one."""
+    if "/model/" in announcement_topic:
+        return announcement_topic.replace("/model/", "/liveness/model/")
+    return announcement_topic.replace("/announce", "/liveness")
+
+
 def encode_proof(proof: LifeProof, public_key: bytes, sign: Sign) -> bytes:
     """The sealed proof."""
     return seal(PROOF_DOMAIN, pack(checked_map(proof)), public_key, sign)

@@ -1,5 +1,6 @@
 """Whole nodes over the fake network: who dies, leaves, lies, restarts or is reached by some only."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,22 @@ from trio.testing import MockClock
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL
+from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node import liveness
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.liveness import MAX_NOTES_PER_SPEAKER, MAX_RELAYS
 from p2pmesh.wire.announcement import ServedModel
 from p2pmesh.wire.control import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
-from p2pmesh.wire.liveness import DownReport, Leaving, Note, decode_proof, encode_note, topic_of
+from p2pmesh.wire.liveness import (
+    DownReport,
+    Leaving,
+    Note,
+    decode_proof,
+    encode_note,
+    model_topic_of,
+    topic_beside,
+    topic_of,
+)
 from tests.fakes.identity import FakeVerifier, fake_identity
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, MockedClock, open_mesh
 
@@ -230,8 +241,8 @@ async def test_a_report_counts_once_however_often_it_is_said(autojump_clock: Moc
     async with open_mesh() as mesh:
         founder, a, honest = await crowd(mesh, "a", "honest")
         said = report(founder.node.overlay.mesh_id, "honest", a)
-        seen = (honest.peer, a.peer, a.node.overlay.board.own().incarnation)
-        founder.node.liveness._seen[seen] = None
+        note = founder.node.liveness._decode(said)
+        founder.node.liveness._seen[honest.peer, a.peer, note.issued_unix_ms] = None
         await honest.network.publish(topic_of(founder.node.overlay.mesh_id), said)
         await trio.sleep(30)
         assert founder.told("reporter_muted") == []
@@ -330,3 +341,31 @@ async def test_a_node_with_many_connections_only_knocks(
             assert {peer["health"] for peer in node.node.status()["peers"]} == {"alive"}
             assert {peer["last_heard_s"] < 60 for peer in node.node.status()["peers"]} == {True}
         assert {name for node in nodes for name, _ in node.reports} == {"peer_joined"}
+
+
+async def test_notes_are_heard_beside_every_topic_of_announcements(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, a = await crowd(mesh, "a")
+        topics, mesh_id = founder.node.overlay.board.topics, founder.node.overlay.mesh_id
+
+        def heard() -> set[str]:
+            return {topic for topic, held in founder.network.subscriptions.items() if held and "/liveness" in topic}
+
+        assert {topic_beside(topic) for topic in topics.heard} == heard()
+        before = heard()
+        for number in range(256):
+            topics.note_peer(fake_identity(f"crowd {number}").peer_id, 1)
+        topics.hear_model(MODEL.digest)
+        await trio.sleep(1)
+        assert topics.depth > 0
+        assert {topic_beside(topic) for topic in topics.heard} == heard() != before
+        assert model_topic_of(mesh_id, MODEL.digest) in heard()
+        own = founder.node.overlay.board.own()
+        said = replace(own, shard_depth=2, models=(MODEL,))
+        bits = shard_bits_of(founder.peer, 2)
+        assert founder.node.liveness._topics_about(said) == (
+            topic_of(mesh_id, bits),
+            topic_of(mesh_id, bits[:1]),
+            model_topic_of(mesh_id, MODEL.digest),
+        )
+        assert a.node.liveness._topics_about(own) == (topic_of(mesh_id),)

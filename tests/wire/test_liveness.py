@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
-from p2pmesh.wire import liveness
+from p2pmesh.wire import announcement, liveness
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, peer_id_of, verify
 from tests.wire.liveness_vectors import LEAVING, NONCE, PROOF, REPORT
@@ -68,6 +68,14 @@ def test_there_are_more_invalid_cases_than_valid_ones() -> None:
 def test_the_vectors_are_about_the_records_that_their_script_names() -> None:
     assert read_proof(vectors.case_bytes(PROOFS["valid"][0])) == PROOF
     assert [read_note(vectors.case_bytes(case)) for case in NOTES["valid"]] == [REPORT, LEAVING]
+
+
+def test_each_topic_of_announcements_has_one_of_notes_beside_it() -> None:
+    mesh, digest = FOUNDER.mesh_id, "d" * 64
+    for bits in ("", "0", "0110"):
+        assert liveness.topic_beside(announcement.topic_of(mesh, bits)) == liveness.topic_of(mesh, bits)
+    beside = liveness.topic_beside(announcement.model_topic_of(mesh, digest))
+    assert beside == liveness.model_topic_of(mesh, digest)
 
 
 def always(key: bytes, message: bytes, signature: bytes) -> bool:

@@ -104,6 +104,9 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         .replace("d" * 16, "<first 16 digits of the digest>"),
         "liveness_topic": liveness.topic_of(mesh).replace(mesh, "<mesh id>"),
         "liveness_shard_topic": liveness.topic_of(mesh, "<bits>").replace(mesh, "<mesh id>"),
+        "liveness_model_topic": liveness.model_topic_of(mesh, "d" * 64)
+        .replace(mesh, "<mesh id>")
+        .replace("d" * 16, "<first 16 digits of the digest>"),
         "revocation_topic": revocation.topic_of(mesh).replace(mesh, "<mesh id>"),
         "generation": limits.PROTOCOL_GENERATION,
         "frame_version": stage.VERSION,
