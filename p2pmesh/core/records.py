@@ -127,11 +127,13 @@ class RecordsMachine:
 
 
 WITNESSES = 3
+ADMITTED_PER_WITNESS = 4
 
 
 def is_dialable(dialled_by: int, admitted: int) -> bool:
-    """Whether a node may take itself for one that others can dial: so many peers have dialled it themselves.
+    """Whether a node may take itself for one that others can dial, since so many of those admitted have dialled it.
 
-    Three, or all that there are: one neighbour on the same network proves little to the others.
+    One is enough among a few; among many three are asked for: a neighbour on the same network proves little to the
+    others. Those that we dialled ourselves prove nothing either way.
     """
-    return dialled_by >= max(1, min(WITNESSES, admitted))
+    return dialled_by >= min(WITNESSES, 1 + admitted // ADMITTED_PER_WITNESS)

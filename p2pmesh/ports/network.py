@@ -174,7 +174,8 @@ class Network(Protocol):
         answered, which is for nodes that others can dial. Called again, it changes that."""
 
     async def provide(self, key: bytes, timeout_s: float) -> int:
-        """Tells the peers closest to ``key`` (32 bytes) that we provide it; how many took it. Never raises."""
+        """Tells the peers closest to ``key`` (32 bytes) that we provide it; how many keep it, ourselves as a server
+        included. Never raises."""
 
     def stop_providing(self, key: bytes) -> None:
         """Forgets our own record of ``key`` here; at other peers it expires."""

@@ -259,13 +259,14 @@ class FakeNetwork:
 
     async def provide(self, key: bytes, timeout_s: float) -> int:
         await trio.lowlevel.checkpoint()
-        servers = self._record_servers()
-        if servers:
+        keepers = len(self._record_servers()) + self.is_record_server
+        if keepers:
             self.overlay.keep_record(key, self)
-        return len(servers)
+        return keepers
 
     def stop_providing(self, key: bytes) -> None:
-        """At other peers the record expires, so nothing changes there."""
+        if not self._record_servers():  # at other peers it expires
+            self.overlay.drop_record(key, self)
 
     async def find_providers(self, key: bytes, limit: int, timeout_s: float) -> tuple[Provider, ...]:
         await trio.lowlevel.checkpoint()
@@ -385,6 +386,9 @@ class FakeOverlay:
         """One table for all: the fake has no lookups."""
         expires = trio.current_time() + RECORD_LIFE_S
         self._records.setdefault(key, {})[provider.peer_id] = (provider.addresses(), expires)
+
+    def drop_record(self, key: bytes, provider: FakeNetwork) -> None:
+        self._records.get(key, {}).pop(provider.peer_id, None)
 
     def records_of(self, key: bytes) -> dict[PeerId, tuple[str, ...]]:
         now = trio.current_time()

@@ -235,7 +235,7 @@ class RecordTable:
 
     # --- what the node asks
     async def provide(self, key: bytes, timeout_s: float) -> int:
-        """Tells the peers closest to a key that we provide it; how many took it."""
+        """Tells the peers closest to a key that we provide it; how many keep it, ourselves as a server included."""
         name = _multihash(key)
         taken = 0
 
@@ -247,7 +247,7 @@ class RecordTable:
         with trio.move_on_after(timeout_s):
             self._store.add_provider(name, PeerInfo(self._host.get_id(), self._kad_host.get_addrs()))
             await _each_of(await self._closest(name, timeout_s), tell)
-        return taken
+        return taken + self._is_server
 
     def stop_providing(self, key: bytes) -> None:
         """Forgets our own record of a key here; elsewhere it expires."""
