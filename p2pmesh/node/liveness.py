@@ -14,6 +14,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocol
 from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import membership
+from p2pmesh.core.conduct import Offence
 from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node.announcements import Neighbours
@@ -158,6 +159,7 @@ class Liveness:
                     self._tell_asymmetry(peer, self._overlay.own_peer, witness)
             case membership.ReporterMuted(reporter):
                 self._tell("reporter_muted", reporter)
+                self._overlay.conduct.note(reporter, Offence.REPORT_FALSE)
             case membership.PeerJoined(peer) | membership.PeerChanged(peer):
                 announcement = self._board.find(peer)
                 if announcement is not None:

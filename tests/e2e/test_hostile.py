@@ -5,6 +5,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.e2e.conftest import TINY, TINY_LAYERS
 from tests.e2e.peers import NodeProcess, Peers, resident_bytes, tokens_of
 
 PROMPT = "hello"
+FRESH_SEEDS = count(20)
 RESET_S = 15.0
 FLOOD_STREAMS = 60
 GROWTH_BYTES = 96 * 1024 * 1024
@@ -156,38 +158,61 @@ def broken_messages() -> dict[str, bytes]:
     }
 
 
-async def send_each(network: Libp2pNetwork, peer: PeerId, protocol: str, cases: dict[str, bytes]) -> None:
+async def send_each(
+    pair: Pair, node: NodeProcess, protocol: str, cases: dict[str, bytes], *, is_admitted: bool
+) -> None:
+    """Each under an identity of its own: one that sends several is banned."""
     for name, data in cases.items():
-        stream = await network.open_stream(peer, protocol, 10)
-        try:
-            with suppress(PeerUnavailable):  # ended before a word was heard
-                await stream.send(data)
-            await stream.finish()
-            await assert_reset(stream)
-        except trio.TooSlowError as error:
-            raise AssertionError(f"{name}: the stream stays open") from error
-        finally:
-            await stream.reset()
+        async with stranger(next(FRESH_SEEDS)) as (network, identity):
+            peer = await connect(network, node)
+            if is_admitted:
+                status = await trio.to_thread.run_sync(node.status)
+                await say_hello(network, identity, peer, status["mesh_id"], pair.invite)
+            await send_one(network, peer, protocol, name, data)
+            assert peer in network.connected_peers()
+
+
+async def send_one(network: Libp2pNetwork, peer: PeerId, protocol: str, name: str, data: bytes) -> None:
+    stream = await network.open_stream(peer, protocol, 10)
+    try:
+        with suppress(PeerUnavailable):  # ended before a word was heard
+            await stream.send(data)
+        await stream.finish()
+        await assert_reset(stream)
+    except trio.TooSlowError as error:
+        raise AssertionError(f"{name}: the stream stays open") from error
+    finally:
+        await stream.reset()
 
 
 async def test_an_admitted_peer_breaks_nothing(pair: Pair) -> None:
-    async with stranger(1) as (network, identity):
-        for node in (pair.driver, pair.joiner):
-            peer = await connect(network, node)
-            status = await trio.to_thread.run_sync(node.status)
-            await say_hello(network, identity, peer, status["mesh_id"], pair.invite)
-            await send_each(network, peer, STAGE_PROTOCOL, broken_frames(pair.run_id))
-            await send_each(network, peer, CONTROL_PROTOCOL, broken_messages())
-            assert peer in network.connected_peers()
+    for node in (pair.driver, pair.joiner):
+        await send_each(pair, node, STAGE_PROTOCOL, broken_frames(pair.run_id), is_admitted=True)
+        await send_each(pair, node, CONTROL_PROTOCOL, broken_messages(), is_admitted=True)
+        assert node.find("peer_banned") is None
     await trio.to_thread.run_sync(pair.assert_undisturbed)
 
 
 async def test_a_peer_that_is_not_admitted_gets_nowhere(pair: Pair) -> None:
-    async with stranger(2) as (network, _):
-        for node in (pair.driver, pair.joiner):
-            peer = await connect(network, node)
-            await send_each(network, peer, STAGE_PROTOCOL, broken_frames(pair.run_id))
-            await send_each(network, peer, CONTROL_PROTOCOL, broken_messages())
+    for node in (pair.driver, pair.joiner):
+        await send_each(pair, node, STAGE_PROTOCOL, broken_frames(pair.run_id), is_admitted=False)
+        await send_each(pair, node, CONTROL_PROTOCOL, broken_messages(), is_admitted=False)
+    await trio.to_thread.run_sync(pair.assert_undisturbed)
+
+
+async def test_a_member_that_goes_on_sending_garbage_is_banned_and_disturbs_nobody(pair: Pair) -> None:
+    async with stranger(1) as (network, identity):
+        peer = await connect(network, pair.driver)
+        status = await trio.to_thread.run_sync(pair.driver.status)
+        await say_hello(network, identity, peer, status["mesh_id"], pair.invite)
+        with trio.fail_after(60):
+            while peer in network.connected_peers():
+                with suppress(PeerUnavailable):
+                    await send_one(network, peer, CONTROL_PROTOCOL, "garbage", broken_messages()["nonsense"])
+        told = await trio.to_thread.run_sync(pair.driver.wait_for, "peer_banned")
+        assert (told["peer_id"], told["offence"]) == (identity.peer_id, "message_malformed")
+        status = await trio.to_thread.run_sync(pair.driver.status)
+        assert [ban["peer_id"] for ban in status["bans"]] == [identity.peer_id]
     await trio.to_thread.run_sync(pair.assert_undisturbed)
 
 
@@ -206,7 +231,7 @@ async def test_half_said_messages_hold_no_memory(pair: Pair, data: bytes) -> Non
     """Many streams that announce the longest message and send a part of it."""
     protocol = STAGE_PROTOCOL if data[0] == 0xFF else CONTROL_PROTOCOL
     node = pair.joiner
-    async with stranger(4) as (network, identity):
+    async with stranger(4 if protocol == STAGE_PROTOCOL else 5) as (network, identity):
         peer = await connect(network, node)
         status = await trio.to_thread.run_sync(node.status)
         await say_hello(network, identity, peer, status["mesh_id"], pair.invite)

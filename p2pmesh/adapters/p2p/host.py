@@ -204,6 +204,7 @@ class Libp2pNetwork:
         """A new stream on the connection that stands; ``PeerUnavailable``."""
         connection = self._connection(libp2p_id(peer))
         if connection is None:
+            await trio.lowlevel.checkpoint()  # whoever tries in a loop must let the end of the connection be noticed
             raise PeerUnavailable(ErrorCode.PEER_LOST, f"there is no connection to peer {peer}; dial it first")
         connection.expect_answers()
         stream: YamuxStream | None = None
