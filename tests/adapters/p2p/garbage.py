@@ -7,7 +7,6 @@ peers are real hosts in this process; the attackers are bare sockets, and real n
 import argparse
 import gc
 import json
-import os
 import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -277,16 +276,11 @@ async def measure(connections: int, calm_s: float = 1.0) -> Figures:
         by_kind = await attack(victim, connections)
         seconds = trio.current_time() - began
         during = [took for member, count in zip(members, counts, strict=True) for took in member.took_s[count:]]
-        with trio.move_on_after(20):
-            swarm = nodes.node._swarm
-            while process.num_fds() > start_fds or len(swarm._strangers) or len(swarm.doorway):  # noqa: ASYNC110
-                await trio.sleep(0.1)
+        await _wait_until_gone(nodes, process, start_fds)
         await trio.sleep(calm_s)
         gc.collect()
         took = [took for member in members for took in member.took_s]
         failed = [failure for member in members for failure in member.failures]
-        for failure in failed[:5]:
-            sys.stderr.write(failure + os.linesep)
         figures = Figures(
             connections=sum(by_kind.values()),
             by_kind=dict(sorted(by_kind.items())),
@@ -307,6 +301,13 @@ async def measure(connections: int, calm_s: float = 1.0) -> Figures:
         )
         nursery.cancel_scope.cancel()
     return figures
+
+
+async def _wait_until_gone(nodes: Nodes, process: psutil.Process, file_descriptors: int) -> None:
+    swarm = nodes.node._swarm
+    with trio.move_on_after(20):
+        while process.num_fds() > file_descriptors or len(swarm._strangers) or len(swarm.doorway):  # noqa: ASYNC110
+            await trio.sleep(0.1)
 
 
 async def _watch(nodes: Nodes, peak: dict[str, int]) -> None:
