@@ -42,6 +42,7 @@ from p2pmesh.core.membership_events import (
     MemberState,
     MemberView,
     PeerChanged,
+    PeerExcluded,
     PeerFailed,
     PeerForgotten,
     PeerJoined,
@@ -74,6 +75,7 @@ __all__ = [
     "MembershipMachine",
     "MembershipPolicy",
     "PeerChanged",
+    "PeerExcluded",
     "PeerFailed",
     "PeerForgotten",
     "PeerJoined",
@@ -248,6 +250,9 @@ class MembershipMachine(Generic[A]):
             return self._on_deadline(now)
         if kind is ProbeAnswered:
             return self._on_answer(event.peer, event.ticket, event.rtt_us, now)  # type: ignore[union-attr]
+        return self._handle_rare(event, now)
+
+    def _handle_rare(self, event: Event, now: Micros) -> tuple[Effect, ...]:
         match event:
             case ProbeUnanswered(peer, ticket):
                 return self._on_unanswered(peer, ticket, now)
@@ -261,7 +266,9 @@ class MembershipMachine(Generic[A]):
                 return self._on_report(reporter, peer, incarnation, now)
             case LeavingHeard(peer, incarnation):
                 return self._on_leaving(peer, incarnation, now)
-        raise TypeError(f"{kind.__name__} is no event of membership")
+            case PeerExcluded(peer):
+                return self._on_excluded(peer, now)
+        raise TypeError(f"{type(event).__name__} is no event of membership")
 
     # --- announcements ------------------------------------------------------------
     def _on_announcement(self, announcement: Announced, lives_us: int, now: Micros) -> tuple[Effect, ...]:
@@ -584,17 +591,29 @@ class MembershipMachine(Generic[A]):
         return ()
 
     def _fail(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
-        member = self._remove(peer)
-        said = member.announcement
-        # Not before what it said has expired everywhere: an echo of that would make it a new peer.
-        until = max(now + self._policy.tombstone_us, member.announced_at + member.lives_us)
-        self._bury(
-            peer, _Tombstone(MemberState.FAILED, said.incarnation, said.sequence, member.heard_at, Micros(until))
-        )
+        incarnation = self._end(peer, MemberState.FAILED, now)
         if not inquiry.has_reported:
             return (PeerFailed(peer),)
         # Said again, since gossip loses some, and who came in between has not heard it.
-        return (PeerFailed(peer), ReportDown(peer, said.incarnation))
+        return (PeerFailed(peer), ReportDown(peer, incarnation))
+
+    def _on_excluded(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+        """Gossip does not bring it back, its own connection does."""
+        self._connected.pop(peer, None)
+        if peer not in self._members:
+            return ()
+        self._end(peer, MemberState.EXCLUDED, now)
+        return (PeerForgotten(peer),)
+
+    def _end(self, peer: PeerId, state: MemberState, now: Micros) -> int:
+        """Takes a member out of the view, under a tombstone; the incarnation that has ended."""
+        member = self._remove(peer)
+        said = member.announcement
+        # Not before what it said has expired everywhere: an echo of that would make it a new peer.
+        until = Micros(max(now + self._policy.tombstone_us, member.announced_at + member.lives_us))
+        stone = _Tombstone(state, said.incarnation, said.sequence, member.heard_at, until)
+        self._bury(peer, stone)
+        return said.incarnation
 
     def _bury(self, peer: PeerId, stone: _Tombstone) -> None:
         self._tombstones.pop(peer, None)

@@ -34,6 +34,7 @@ class MemberState(StrEnum):
     SUSPECT = "suspect"
     FAILED = "failed"
     LEFT = "left"
+    EXCLUDED = "excluded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,13 @@ class LeavingHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerExcluded:
+    """We will have nothing to do with the peer: it is banned, or put out of the overlay."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The machine's own deadline has come."""
 
@@ -137,6 +145,7 @@ Event = (
     | IndirectAnswered
     | DownReported
     | LeavingHeard
+    | PeerExcluded
     | DeadlinePassed
 )
 
@@ -211,7 +220,7 @@ class PeerLeft:
 
 @dataclass(frozen=True, slots=True)
 class PeerForgotten:
-    """Nothing is kept of it: its tombstone is over, its announcement expired, or it made room."""
+    """It does not count: its tombstone is over, its announcement expired, it made room, or it is excluded."""
 
     peer: PeerId
 

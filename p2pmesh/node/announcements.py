@@ -269,6 +269,10 @@ class AnnouncementBoard:
         """The connection to an admitted peer broke; whether the peer is gone is found out now."""
         self.tell(membership.ConnectionLost(peer))
 
+    def exclude(self, peer: PeerId) -> None:
+        """The peer is banned or put out: it counts no more, whoever speaks of it."""
+        self.tell(membership.PeerExcluded(peer))
+
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossips and listens until cancelled; started once the topic is joined."""
         await self.topics.run(lambda: [model.digest for model in self._own.models], task_status=task_status)

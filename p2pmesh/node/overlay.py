@@ -364,7 +364,10 @@ class Overlay:
                 self._nursery.start_soon(self._disconnect, peer, code)
             case admission.Lose(peer):
                 self.credentials.forget(peer)
-                self.board.note_lost(peer)
+                if self.conduct.is_banned(peer):
+                    self.board.exclude(peer)
+                else:
+                    self.board.note_lost(peer)
                 self.board.changes.mark()
 
     async def put_out(self) -> None:
@@ -375,6 +378,7 @@ class Overlay:
             self._nursery.start_soon(self._say_farewell, peer, refusal_of(refusal.code, refusal.message))
             for effect in self._admission.handle(admission.PutOut(peer, refusal.code), self._ports.clock.now()):
                 await self._perform(effect)
+            self.board.exclude(peer)
 
     async def _follow_trust(self) -> None:
         """What the operator changes counts for those who are here, too; so does a claim that runs out meanwhile."""

@@ -60,9 +60,9 @@ def _shown(overlay: Overlay, others: Sequence[Announcement]) -> Sequence[Announc
 
 
 def _gone(health: Mapping[PeerId, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who failed or left lately."""
+    """Who failed, left or was put out lately."""
     shown = ("peer_id", "name", "health", "last_heard_s")
-    gone = (MemberState.FAILED, MemberState.LEFT)
+    gone = (MemberState.FAILED, MemberState.LEFT, MemberState.EXCLUDED)
     return [{name: facts[name] for name in shown} for facts in health.values() if facts["health"] in gone]
 
 

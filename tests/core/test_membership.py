@@ -21,6 +21,7 @@ from p2pmesh.core.membership import (
     MembershipPolicy,
     MemberState,
     PeerChanged,
+    PeerExcluded,
     PeerFailed,
     PeerForgotten,
     PeerJoined,
@@ -422,6 +423,19 @@ def test_leaving_is_believed_of_a_peer_that_is_not_in_view_yet() -> None:
     assert life.tell(said(A, 9, incarnation=3)) == []
     assert life.tell(LeavingHeard(A, 2)) == []
     assert life.tell(said(A, 1, incarnation=4)) == [PeerJoined(A)]
+
+
+# --- exclusion ------------------------------------------------------------------
+def test_an_excluded_peer_is_gone_at_once_and_only_its_own_connection_brings_it_back() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A))
+    assert life.tell(PeerExcluded(A), PeerExcluded(A), PeerExcluded(C), ConnectionLost(A)) == [PeerForgotten(A)]
+    assert life.state(A) is MemberState.EXCLUDED
+    assert life.tell(said(A, 1)) == []
+    (probe,) = life.tell(said(A, 2))  # what else it says must be proven, and a peer that is kept out proves nothing
+    assert isinstance(probe, SendProbe)
+    life.tell(ProbeUnanswered(A, probe.ticket), IndirectAnswered(B, A, probe.ticket, False))
+    assert life.tell(ConnectionOpened(A), said(A, 3)) == [PeerJoined(A)]
 
 
 # --- reports --------------------------------------------------------------------

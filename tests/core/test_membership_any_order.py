@@ -19,6 +19,7 @@ from p2pmesh.core.membership import (
     MembershipMachine,
     MembershipPolicy,
     MemberState,
+    PeerExcluded,
     PeerFailed,
     PeerForgotten,
     PeerJoined,
@@ -90,7 +91,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
                 assert helper not in (ME, peer)
                 self.requests = [*self.requests[-20:], effect]
             case ReportDown(peer):
-                assert peer in self.suspects
+                assert peer in self.suspects or self.machine.state_of(peer) is MemberState.FAILED
 
     @rule(
         peer=PEERS, incarnation=st.integers(1, 2), sequence=st.integers(1, 9),
@@ -153,6 +154,12 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.tell(LeavingHeard(peer, incarnation))
         if self.machine.state_of(peer) is MemberState.LEFT:
             self.left[peer] = max(incarnation, self.left.get(peer, 0))
+
+    @rule(peer=PEERS)
+    def a_peer_is_excluded(self, peer: PeerId) -> None:
+        was_live = peer in self.live
+        assert self.tell(PeerExcluded(peer)) == ((PeerForgotten(peer),) if was_live else ())
+        assert self.machine.find(peer) is None
 
     @rule(wait_us=st.integers(0, 30 * S))
     def time_passes(self, wait_us: int) -> None:
