@@ -52,6 +52,8 @@ from p2pmesh.wire.stage import WireDtype
 
 Emit = Callable[[Event], None]
 
+ENGINE_KIND = "llama.cpp cpu"
+"""What peers are told; the pinned llama.cpp is built for the processor alone."""
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 DRAIN_S = 8.0
 HTTP_DRAIN_S = DRAIN_S + 1.0
@@ -180,6 +182,7 @@ class _Command:
             ownership=self._ownership.claim,
             membership=self._standing.membership,
             founding=self._standing.founding,
+            engine=ENGINE_KIND,
         )
         return Node(parts, settings, self._report)
 

@@ -64,6 +64,8 @@ class OverlaySettings:
     ownership: bytes = b""
     membership: Membership | None = None
     founding: Founding | None = None
+    engine: str = ""
+    """What runs stages here, for the announcement."""
 
 
 class Overlay:
@@ -430,4 +432,5 @@ def _first_announcement(ports: Neighbours, settings: OverlaySettings, mesh_id: M
         free_bytes=settings.memory_bytes,
         models=(),
         ownership=settings.ownership,
+        engine=settings.engine,
     )
