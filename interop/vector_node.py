@@ -69,6 +69,7 @@ async def main() -> None:
         speaker = decode_announcement(message.announcement, verifier.is_signature_of, verifier.peer_id_of)
         if speaker.peer_id != stream.remote_peer:
             raise ValueError("a hello of somebody else")
+        network.admit(stream.remote_peer)
         await stream.send(bytes.fromhex(welcome["bytes"]))
 
     identity = identity_of_seed(bytes.fromhex(vectors["keys"]["founder"]["seed"]))
