@@ -17,6 +17,7 @@ Cured here, each measured or read in the installed source:
 - a gossip message whose peer record was older than the last was dropped: of two nodes with one peer id the older was
   not heard any more, and could not be found out;
 - control lists of a gossip message were not bounded, and topics nobody joined grew tables for ever;
+- a thousand gossip messages of up to 64 KiB were kept, and the time of every one for ever;
 - the auto-connector dials every peer that was ever heard of;
 - ``logging.warning`` on the root logger, and an error line for each normal end of a connection.
 """
@@ -25,6 +26,7 @@ import importlib
 import importlib.metadata
 import logging
 import socket as stdlib_socket
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -110,6 +112,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.network.swarm", "Swarm.notify_disconnected"),
     ("libp2p.network.swarm", "Swarm.remove_conn"),
     ("libp2p.network.swarm", "Swarm.upgrade_inbound_raw_conn"),
+    ("libp2p.pubsub.gossipsub", "GossipSub._check_equivocation"),
     ("libp2p.pubsub.gossipsub", "GossipSub.handle_rpc"),
     ("libp2p.pubsub.gossipsub", "maybe_consume_signed_record"),
     ("libp2p.pubsub.pubsub", "Pubsub._forget_all_subscriptions"),
@@ -504,7 +507,16 @@ class HardenedPubsub(Pubsub):
 
 
 class HardenedGossipSub(GossipSub):
-    """Gossipsub that hears control entries only of topics joined here, and only so many."""
+    """Gossipsub that hears control entries only of topics joined here, only so many, and keeps no message for long."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The time of each delivery, for an adaptation that is off and would clear it.
+        self.recent_message_deliveries = defaultdict(partial(deque, maxlen=1))  # type: ignore[arg-type]
+
+    def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
+        """libp2p keeps a thousand messages for this. A second one of an id never comes here: ids are seen for 2 min."""
+        return True
 
     @property
     def manager(self) -> Any:

@@ -1,6 +1,13 @@
 """The queue of a subscription; what peers do to gossip is in ``test_hardening``."""
 
+from typing import Any
+
 import pytest
+import trio
+from libp2p.peer.peerstore import issue_and_cache_local_record
+from libp2p.pubsub import gossipsub, pubsub
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.utils import maybe_consume_signed_record
 
 from p2pmesh.adapters.p2p.gossip import MAX_MESSAGE_BYTES, MAX_QUEUED_MESSAGES, TopicSubscription
 from p2pmesh.adapters.p2p.host import open_network
@@ -23,3 +30,31 @@ async def test_a_message_too_large_for_peers_is_not_published() -> None:
         with pytest.raises(LocalProtocolError) as failure:
             await node.publish("topic", bytes(MAX_MESSAGE_BYTES + 1))
         assert failure.value.code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+async def test_what_gossipsub_keeps_of_messages_does_not_grow_with_them() -> None:
+    async with open_network(fake_identity("a"), ("/ip4/127.0.0.1/tcp/0",)) as node:
+        await node.subscribe("topic", lambda data: True)
+        router: Any = node._gossip._pubsub.router
+        for number in range(50):
+            await node.publish("topic", b"%d" % number)
+        assert len(router.equivocation_detection) == 0
+        assert [len(times) for times in router.recent_message_deliveries.values()] == [1]
+
+
+async def test_a_peer_is_heard_though_a_newer_record_of_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = ("/ip4/127.0.0.1/tcp/0",)
+    async with open_network(fake_identity("a"), listen) as a, open_network(fake_identity("b"), listen) as b:
+        old, newer = issue_and_cache_local_record(a._host), issue_and_cache_local_record(a._host)
+        for module in (gossipsub, pubsub):
+            monkeypatch.setattr(module, "env_to_send_in_RPC", lambda host: (old, False))
+        assert maybe_consume_signed_record(rpc_pb2.RPC(senderRecord=newer), b._host, a._host.get_id())
+        assert not maybe_consume_signed_record(rpc_pb2.RPC(senderRecord=old), b._host, a._host.get_id())
+
+        subscription = await b.subscribe("topic", lambda data: True)
+        await a.subscribe("topic", lambda data: True)
+        await a.dial(b.peer_id, b.addresses(), 5)
+        with trio.fail_after(20):
+            await a._gossip._pubsub.wait_for_subscription(b._host.get_id(), "topic")
+            await a.publish("topic", b"still here")
+            assert await subscription.receive() == (a.peer_id, b"still here")
