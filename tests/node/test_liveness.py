@@ -186,6 +186,42 @@ async def test_a_peer_that_was_cut_off_for_long_is_believed_again_once_it_answer
                     await board.changes.wait_beyond(board.changes.count)
 
 
+def delay_answers(node: MeshNode, seconds: float) -> None:
+    """Its answers to probes take so long from now on."""
+    answer = node.node.liveness._answer_probe
+
+    async def slowly(stream: MessageStream, asked: Probe) -> None:
+        await trio.sleep(seconds)
+        await answer(stream, asked)
+
+    node.node.overlay.serve_exchange(Probe, slowly)
+
+
+@pytest.mark.parametrize("seconds", [2, 5])
+async def test_a_peer_that_is_slow_is_not_even_doubted(autojump_clock: MockClock, seconds: float) -> None:
+    async with open_mesh() as mesh:
+        *others, slow = await crowd(mesh, "a", "b", "slow")
+        delay_answers(slow, seconds)
+        await trio.sleep(600)
+        for node in others:
+            assert names_told(node, slow.peer) == []
+            assert (health_at(node, slow.peer)["rtt_us"] or 0) >= seconds * 1_000_000
+
+
+async def test_a_peer_that_answers_nothing_is_given_up_though_its_connections_stand(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        *others, stuck = await crowd(mesh, "a", "b", "stuck")
+        await trio.sleep(60)
+        delay_answers(stuck, 10_000)
+        stuck.node.overlay.board.stop_announcing()
+        stuck_at = trio.current_time()
+        for node in others:
+            await told_of(node, "peer_failed", stuck.peer)
+        # the longest time between two probes of one of three, two rounds of questions, two suspicions
+        assert trio.current_time() - stuck_at <= (2 * 3 - 1) * 10 + 2 * (8 + 10)
+        assert [name for name, _ in others[0].reports if name == "reporter_muted"] == []
+
+
 # --- who is reached by some only ---------------------------------------------------
 async def test_a_peer_that_only_a_helper_reaches_counts_and_the_asymmetry_is_told_once(
     autojump_clock: MockClock,
