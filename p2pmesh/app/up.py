@@ -219,16 +219,25 @@ class _Command:
             self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
 
     async def _keep_inviting(self, node: Node) -> None:
-        """An invite lives a day; the founder makes a fresh one before the last is over. A member hands on its own."""
+        """An invite lives a day; the founder makes a fresh one before the last is over, or when it was revoked.
+
+        A member hands on the one that it came by, while others may use it.
+        """
         credentials = node.overlay.credentials
         if credentials.desk is None:
             handed_on = credentials.handed_on()
             if handed_on is not None:
                 self._emit(events.invite(handed_on))
             return
+        shown = ""
         while True:
-            self._emit(events.invite(await credentials.desk.create()))
-            await trio.sleep(INVITE_LIFE_MS / 2000)
+            seen = credentials.desk.revoked.count
+            line = await credentials.desk.stand()
+            if line != shown:
+                self._emit(events.invite(line))
+            shown = line
+            with trio.move_on_after(INVITE_LIFE_MS / 2000):
+                await credentials.desk.revoked.wait_beyond(seen)
 
     def _references(self) -> tuple[str, ...]:
         demo = (DEMO_MODEL,) if self._options.is_demo else ()

@@ -29,7 +29,8 @@ _TIME = Integer(0, 2**53)
 class IssuedInvite:
     """One invite: what it allows and what became of it. ``peers`` are those who used a counted one.
 
-    ``revoked_unix_ms`` 0 is not revoked; ``is_expelled`` besides puts out all who came in by it.
+    ``revoked_unix_ms`` 0 is not revoked; ``is_expelled`` besides puts out all who came in by it. ``is_standing`` is the
+    one that a founder shows by itself, the same after each restart.
     """
 
     invite_id: str = declared(Text(32, is_mesh_id))
@@ -40,6 +41,7 @@ class IssuedInvite:
     peers: tuple[str, ...] = declared(ListOf(Text(128, is_peer_id), MAX_INVITE_USES), ())
     revoked_unix_ms: int = declared(_TIME, 0)
     is_expelled: bool = declared(Boolean(), False)
+    is_standing: bool = declared(Boolean(), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,13 @@ class InviteLedger:
         return next((entry for entry in self.invites if entry.invite_id == invite_id), None)
 
 
-def issue(ledger: InviteLedger, invite: Invite, now_unix_ms: int) -> InviteLedger:
+def find_standing(ledger: InviteLedger, now_unix_ms: int, least_life_ms: int) -> IssuedInvite | None:
+    """The invite that the founder shows by itself, if it is not revoked and lives at least so long."""
+    fit = (entry for entry in ledger.invites if entry.is_standing and not entry.revoked_unix_ms)
+    return next((entry for entry in fit if entry.expires_unix_ms - now_unix_ms >= least_life_ms), None)
+
+
+def issue(ledger: InviteLedger, invite: Invite, now_unix_ms: int, *, is_standing: bool = False) -> InviteLedger:
     """With a new invite; ``Refused`` where too many live, or where it would live too long or allow too many uses."""
     life_ms = invite.expires_unix_ms - invite.issued_unix_ms
     if not 0 < life_ms <= MAX_INVITE_LIFE_MS or not 0 <= invite.max_uses <= MAX_INVITE_USES:
@@ -78,7 +86,13 @@ def issue(ledger: InviteLedger, invite: Invite, now_unix_ms: int) -> InviteLedge
     if len(kept.invites) >= MAX_ISSUED or counted > MAX_COUNTED_USES:
         text = f"{len(kept.invites)} invites for {counted - invite.max_uses} counted uses live; let some expire"
         raise Refused(ErrorCode.OVERLOADED, text)
-    entry = IssuedInvite(invite.invite_id.hex(), invite.issued_unix_ms, invite.expires_unix_ms, invite.max_uses)
+    entry = IssuedInvite(
+        invite.invite_id.hex(),
+        invite.issued_unix_ms,
+        invite.expires_unix_ms,
+        invite.max_uses,
+        is_standing=is_standing,
+    )
     return replace(kept, invites=(*kept.invites, entry), addresses=invite.addresses)
 
 

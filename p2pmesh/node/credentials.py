@@ -4,12 +4,13 @@ Runs ``core.credentials`` on decoded facts and keeps the outcome in the home. Th
 who is admitted are ``node.overlay``'s; a founder's ledger is ``node.founder_desk``'s.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_ADDRESSES
 from p2pmesh.core import credentials
 from p2pmesh.core.credentials import Refusal, RefusalReason, Shown, Terms
 from p2pmesh.core.ownership import open_claim
@@ -24,10 +25,13 @@ from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite, is_exp
 from p2pmesh.wire.membership_pass import SignedPass, decode_pass, encode_pass
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 from p2pmesh.wire.revocation import Revocation, decode_revocation
-from p2pmesh.wire.schema import from_map, unpack
+from p2pmesh.wire.schema import from_map, to_map, unpack
 from p2pmesh.wire.signed import Envelope
 
 MAX_KEPT_ADDRESSES = 16
+MAX_ADDRESSES_OF_ONE = 4
+KEEP_AGAIN_MS = 3_600_000
+MAX_SHOWN_REFUSALS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Credentials:
         self._passes: tuple[bytes, ...] = ()
         self._chain: tuple[SignedPass, ...] = ()
         self._admitted: dict[PeerId, Shown] = {}
+        self._refusals: deque[dict[str, str]] = deque(maxlen=MAX_SHOWN_REFUSALS)
         self._take_up_kept()
 
     def _take_up_kept(self) -> None:
@@ -83,9 +88,10 @@ class Credentials:
         kept = self._membership
         if kept is not None and kept.mesh_id == self.mesh_id:
             self._passes, self._chain = kept.passes, self._decode_chain(kept.passes)
-        sealed = self.desk.sealed_revocation() if self.desk else kept.revocation if kept else b""
-        if sealed:
-            self.learn_revocation(sealed)
+            if kept.revocation:
+                self.learn_revocation(kept.revocation)
+        if self.desk is not None and self.desk.ledger.sequence:
+            self.learn_revocation(self.desk.sealed_revocation())
         if self._invite is not None and not self._chain_holds():
             check_invite_time(self._invite, self._ports.clock.unix_ms())
 
@@ -178,10 +184,21 @@ class Credentials:
             _raise_if(credentials.judge_chain(chain, self._ports.identity.peer_id, self._terms(), self._now()))
         except RemoteProtocolError:
             return  # a member that grants nothing of use is a member all the same
-        if self._chain_holds() and not credentials.is_better_chain(chain, self._chain, self._now()):
-            return
-        self._passes, self._chain = passes, chain
-        await self._keep(granter.addresses)
+        if not self._chain_holds() or credentials.is_better_chain(chain, self._chain, self._now()):
+            self._passes, self._chain = passes, chain
+            await self._keep(_addresses_of(granter))
+
+    async def remember(self, member: Announcement) -> None:
+        """Keeps where a fellow member is, so that we come back by it while the founder is away."""
+        if not self.is_founder and self._is_worth_keeping(member):
+            await self._keep(_addresses_of(member))
+
+    def _is_worth_keeping(self, member: Announcement) -> bool:
+        """Whether a member's whereabouts go into the file: as long as there is room, and now and then a newer one."""
+        kept = self._membership
+        if kept is None or not set(_addresses_of(member)) - set(kept.addresses):
+            return False
+        return len(kept.addresses) < MAX_KEPT_ADDRESSES or self._now() - kept.saved_unix_ms > KEEP_AGAIN_MS
 
     async def _redeem(self, invite: Invite, peer: PeerId) -> Refusal | None:
         if self.desk is not None:
@@ -275,16 +292,29 @@ class Credentials:
 
     async def _keep(self, addresses: tuple[str, ...]) -> None:
         """Saves where we stand; a home that cannot be written is told of and costs only the next rejoining."""
-        known = (address for _, listed in self.bootstrap() for address in self._with_peers(listed))
-        kept = tuple(dict.fromkeys((*self._with_peers(addresses), *known)))[: min(MAX_KEPT_ADDRESSES, MAX_ADDRESSES)]
+        known = (text for peer, listed in self.bootstrap() for text in _with_peer(listed, peer))
+        kept = tuple(dict.fromkeys((*addresses, *known)))[:MAX_KEPT_ADDRESSES]
         self._membership = Membership(self.requirements, kept, self._passes, self.sealed_revocation, self._now())
         try:
             await self._ports.credentials.save_membership(self._membership)
         except P2PMeshError as error:
             self._report("error", {"code": error.code.value, "message": error.message})
 
-    def _with_peers(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(text if names_peer(text) else f"{text}/p2p/{self.founder}" for text in addresses)
+    def describe(self) -> dict[str, Any]:
+        """For the status: what the mesh asks, how long our passes last, whom we refused lately. No proof is in it."""
+        terms = to_map(self.requirements)
+        del terms["founder_key"]
+        return {
+            "founder": self.founder,
+            "requirements": terms,
+            "revocation_sequence": self.revocation.sequence,
+            "pass_expires_unix_ms": credentials.expiry_unix_ms(self._chain) if self._chain else None,
+            "recent_refusals": list(self._refusals),
+        }
+
+    def note_refused(self, peer: PeerId, code: ErrorCode, message: str) -> None:
+        """Remembers the last few refusals."""
+        self._refusals.append({"peer_id": peer, "code": code.value, "message": message})
 
     # --- the founder's commands ------------------------------------------------------
     def decode_invite(self, line: str) -> Invite:
@@ -297,6 +327,15 @@ class Credentials:
             text = f"only the founder of the mesh (peer {self.founder}) can do that; run it in the founder's home"
             raise Refused(ErrorCode.REQUEST_INVALID, text)
         return self.desk
+
+
+def _addresses_of(member: Announcement) -> tuple[str, ...]:
+    """Where a member says that it is, each with its peer id."""
+    return _with_peer(member.addresses[:MAX_ADDRESSES_OF_ONE], PeerId(member.peer_id))
+
+
+def _with_peer(addresses: tuple[str, ...], peer: PeerId) -> tuple[str, ...]:
+    return tuple(text if names_peer(text) else f"{text}/p2p/{peer}" for text in addresses)
 
 
 def _requirements_of(invite: Invite | None, membership: Membership | None) -> MeshRequirements:

@@ -3,6 +3,7 @@
 Runs ``core.invite_ledger`` on one ledger. Who asks, and what a use means for admission, is ``node.credentials``'.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -14,6 +15,7 @@ from p2pmesh.core.credentials import Refusal
 from p2pmesh.core.invite_ledger import InviteLedger
 from p2pmesh.core.standing import Founding
 from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.changes import Changes
 from p2pmesh.node.reporting import Report
 from p2pmesh.wire.invite import LIFE_MS, Invite, encode_invite, without_peer
 from p2pmesh.wire.requirements import mesh_id_of
@@ -34,6 +36,8 @@ class FounderDesk:
         self._ledger = founding.ledger
         self._writing = trio.Lock()
         self._unsaved = trio.Event()
+        self.revoked = Changes()
+        """Marked when an invite is revoked: the one that is shown may be it."""
 
     @property
     def ledger(self) -> InviteLedger:
@@ -51,15 +55,35 @@ class FounderDesk:
                 self._report("error", {"code": error.code.value, "message": error.message})
 
     # --- invites -------------------------------------------------------------------
-    def issue(self, life_ms: int = LIFE_MS, max_uses: int = 0) -> str:
+    def issue(self, life_ms: int = LIFE_MS, max_uses: int = 0, *, is_standing: bool = False) -> str:
         """A new invite, which is saved soon; ``create`` saves first, as one that is counted must be."""
         now = self._ports.clock.unix_ms()
-        own = self._ports.identity.peer_id
-        addresses = tuple(without_peer(text, own) for text in self._ports.network.addresses()[:MAX_INVITE_ADDRESSES])
         fresh = self._ports.entropy.random_bytes(ID_BYTES)
-        invite = Invite(fresh, self._requirements, now, now + life_ms, addresses, (), max_uses)
-        self._ledger = invite_ledger.issue(self._ledger, invite, now)
+        invite = Invite(fresh, self._requirements, now, now + life_ms, self._addresses(), max_uses=max_uses)
+        self._ledger = invite_ledger.issue(self._ledger, invite, now, is_standing=is_standing)
         self._unsaved.set()
+        return self._sealed(invite)
+
+    async def stand(self) -> str:
+        """The invite that the node shows by itself: the last one while half its life is left, with today's addresses.
+
+        So a node that starts over and over does not fill its ledger.
+        """
+        kept = invite_ledger.find_standing(self._ledger, self._ports.clock.unix_ms(), LIFE_MS // 2)
+        if kept is None:
+            line = self.issue(is_standing=True)
+        else:
+            fresh, addresses = bytes.fromhex(kept.invite_id), self._addresses()
+            self._ledger = replace(self._ledger, addresses=addresses)
+            line = self._sealed(Invite(fresh, self._requirements, kept.issued_unix_ms, kept.expires_unix_ms, addresses))
+        await self._save()
+        return line
+
+    def _addresses(self) -> tuple[str, ...]:
+        own = self._ports.identity.peer_id
+        return tuple(without_peer(text, own) for text in self._ports.network.addresses()[:MAX_INVITE_ADDRESSES])
+
+    def _sealed(self, invite: Invite) -> str:
         return encode_invite(invite, self._ports.identity.public_key, self._ports.identity.sign)
 
     async def create(self, life_ms: int = LIFE_MS, max_uses: int = 0) -> str:
@@ -86,6 +110,7 @@ class FounderDesk:
         now = self._ports.clock.unix_ms()
         self._ledger = invite_ledger.revoke(self._ledger, invite_id, now, is_expelling=is_expelling)
         await self._save()
+        self.revoked.mark()
         return self.sealed_revocation()
 
     async def remove_peer(self, peer: PeerId) -> bytes:

@@ -45,7 +45,8 @@ REJOIN_FIRST_S = 1.0
 REJOIN_LONGEST_S = 60.0
 RENEWAL_CHECK_S = 600.0
 RENEWAL_PEERS = 8
-_REFUSED_PASS = frozenset({ErrorCode.PASS_INVALID, ErrorCode.PASS_EXPIRED})
+_REFUSED_PASS = frozenset({ErrorCode.PASS_INVALID, ErrorCode.PASS_EXPIRED, ErrorCode.PEER_REMOVED})
+"""With these an invite may do: even a peer that is put out may be so for whoever let it in."""
 JUDGE_CLAIMS_AGAIN_S = 60.0
 """A claim that runs out ends a membership that needs it after at most so long."""
 REFUSAL_ARRIVES_S = 0.2
@@ -258,6 +259,7 @@ class Overlay:
             await stream.reset()
         self._admit(shown, welcome.announcement)
         await self.credentials.take_granted(welcome, announcement)
+        await self.credentials.remember(announcement)
         await self.revocations.take(welcome.revocation)
         for record in welcome.known:
             self.board.learn(record)
@@ -265,9 +267,11 @@ class Overlay:
     async def _answer_hello(self, stream: MessageStream, hello: Hello) -> None:
         peer = stream.remote_peer
         try:
-            shown = await self.credentials.check_hello(hello, peer, self._decode_own_word(hello))
+            announcement = self._decode_own_word(hello)
+            shown = await self.credentials.check_hello(hello, peer, announcement)
         except RemoteProtocolError as error:
             self._report("peer_refused", {"peer_id": peer, "code": error.code.value, "message": error.message})
+            self.credentials.note_refused(peer, error.code, error.message)
             self.conduct.note_refused_proof(peer, error.code)
             await self._runner.put(admission.HelloRefused(peer, error.code))
             raise
@@ -277,6 +281,7 @@ class Overlay:
         passes, revocation = self.credentials.passes, self.credentials.sealed_revocation
         await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, passes, own, granted, revocation, known))
         await stream.finish()
+        await self.credentials.remember(announcement)
 
     def _decode_own_word(self, said: Hello | Welcome) -> Announcement:
         """The announcement that a peer shows of itself. Generation and mesh come first: another mesh's is no error."""
@@ -378,6 +383,7 @@ class Overlay:
             self._report("peer_refused", {"peer_id": peer, "code": refusal.code.value, "message": refusal.message})
             assert self._nursery is not None
             self._nursery.start_soon(self._say_farewell, peer, refusal_of(refusal.code, refusal.message))
+            self.credentials.forget(peer)
             for effect in self._admission.handle(admission.PutOut(peer, refusal.code), self._ports.clock.now()):
                 await self._perform(effect)
             self.board.exclude(peer)

@@ -267,6 +267,37 @@ async def test_a_counted_invite_is_not_taken_by_a_member(autojump_clock: MockClo
         assert raised.value.message.startswith("bootstrap_token_founder_only: ")
 
 
+async def test_the_invite_that_a_founder_shows_is_the_same_after_a_restart(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        desk = founder.node.overlay.credentials.founders_desk()
+        first = await desk.stand()
+        assert await desk.stand() == first
+        ledger = founder.credentials.ledgers[-1]
+        await mesh.kill(founder)
+        requirements = MeshRequirements(fake_identity("founder").public_key)
+        again = await mesh.start("founder", None, founding=Founding(requirements, ledger))
+        desk = again.node.overlay.credentials.founders_desk()
+        shown = await desk.stand()
+        assert (invite_id(shown), shown != first) == (invite_id(first), True)  # another port, the same invite
+        assert len(desk.ledger.invites) == 1
+
+
+async def test_a_founder_shows_another_invite_when_that_is_old_or_revoked(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        desk = founder.node.overlay.credentials.founders_desk()
+        first = await desk.stand()
+        seen = desk.revoked.count
+        await founder.node.overlay.revocations.revoke_invite(invite_id(first), is_expelling=False)
+        assert desk.revoked.count > seen
+        second = await desk.stand()
+        mesh.pass_days(0.4)
+        assert await desk.stand() == second
+        mesh.pass_days(0.2)
+        assert len({invite_id(line) for line in (first, second, await desk.stand())}) == 3
+
+
 # --- revocation ------------------------------------------------------------------
 async def test_a_revoked_invite_is_refused_by_a_member_too(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
@@ -328,6 +359,37 @@ async def test_expelling_an_invite_puts_out_those_who_came_by_it_and_their_guest
         with pytest.raises(P2PMeshError):
             await guest.node.overlay.ensure_admitted(founder.peer, founder.network.addresses())
         assert not founder.node.overlay.is_admitted(guest.peer)
+
+
+async def test_an_innocent_guest_of_a_removed_peer_comes_back_by_an_invite(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        host = await mesh.join("host", founder)
+        guest = await mesh.start("guest", await create(founder))
+        await guest.node.overlay.ensure_admitted(host.peer, host.network.addresses())
+        kept = guest.credentials.memberships[-1]
+        assert len(kept.passes) == 2
+        await mesh.kill(guest)
+        await founder.node.overlay.revocations.remove_peer(host.peer)
+        again = await mesh.start("guest", await create(founder), membership=kept)
+        await again.node.overlay.ensure_admitted(founder.peer, founder.network.addresses())
+        assert founder.node.overlay.is_admitted(again.peer)
+        assert [told["code"] for told in founder.told("peer_refused")][-1] == "peer_removed"
+        assert len(again.node.overlay.credentials.passes) == 1
+
+
+async def test_a_member_comes_back_through_another_while_the_founder_is_away(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        first = await mesh.join("first", founder)
+        second = await mesh.join("second", founder)
+        await second.node.overlay.ensure_admitted(first.peer, first.network.addresses())
+        kept = second.credentials.memberships[-1]
+        assert {address.rpartition("/")[2] for address in kept.addresses} == {founder.peer, first.peer}
+        await mesh.kill(founder)
+        again = await started_again(mesh, second, "second", None)
+        await again.node.overlay.join()
+        assert first.node.overlay.is_admitted(again.peer)
 
 
 async def test_a_revocation_outlives_the_restart_of_whoever_knows_it(autojump_clock: MockClock) -> None:
@@ -426,6 +488,22 @@ async def test_another_trust_puts_out_who_is_here(autojump_clock: MockClock) -> 
         await wait_gone(founder, other)
         assert founder.node.overlay.is_admitted(mine.peer)
         assert (await other.wait_told("put_out"))["message"].startswith("trust_policy_denied: ")
+
+
+async def test_the_status_tells_terms_and_refusals_and_no_proof(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found(founding=founding(version_min="0.2.0"), version="0.3.0")
+        invite = await create(founder)
+        for number in range(20):
+            await refused_joining(await mesh.start(f"old {number}", invite, version="0.1.9"))
+        told = founder.node.status()["admission"]
+        assert (told["founder"], told["requirements"]["version_min"]) == (founder.peer, "0.2.0")
+        assert len(told["recent_refusals"]) == 16
+        assert told["recent_refusals"][-1]["code"] == "version_unsupported"
+        member = await mesh.join("member", founder, version="0.3.0")
+        status = member.node.status()
+        assert status["admission"]["pass_expires_unix_ms"] > UNIX_MS_AT_START
+        assert invite not in repr(status) + repr(founder.node.status())
 
 
 # --- route queries -----------------------------------------------------------------
