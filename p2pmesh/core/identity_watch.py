@@ -24,8 +24,9 @@ class WatchPolicy:
     """Clocks may differ by this much; also bounds an echo that a wrong clock dated ahead."""
     grown_us: int = 3 * MICROS_PER_SECOND
     """Between two hearings of a sequence that grows: two echoes of one dead process come closer together."""
-    silent_us: int = 60 * MICROS_PER_SECOND
-    """A later twin that was not heard for so long has given way."""
+    silent_us: int = 30 * MICROS_PER_SECOND
+    """A later twin that was not heard for so long has given way. It asks, and so speaks, three times in this time; until
+    the earlier one takes its place back, others hold it for an echo of the one that has gone."""
     repeat_us: int = 600 * MICROS_PER_SECOND
     """A twin that stays is told again this often."""
     capacity: int = 8

@@ -79,9 +79,9 @@ def test_the_earlier_node_tells_and_goes_on_until_the_later_one_is_silent() -> N
     made = watch()
     assert heard(made, LATER, 1, 60, 60) == (TwinFound(LATER),)
     assert heard(made, LATER, 2, 80, 80) == ()
-    assert made.deadline() == at(140)
-    assert made.handle(DeadlinePassed(), at(139)) == ()
-    assert made.handle(DeadlinePassed(), at(140)) == (TwinGone(LATER),)
+    assert made.deadline() == at(110)
+    assert made.handle(DeadlinePassed(), at(109)) == ()
+    assert made.handle(DeadlinePassed(), at(110)) == (TwinGone(LATER),)
     assert made.deadline() is None
 
 
@@ -93,7 +93,7 @@ def test_an_echo_of_a_twin_that_is_gone_is_no_news_but_its_next_word_is() -> Non
     assert heard(made, LATER, 1, 130, 60) == ()
     assert made.deadline() is None
     assert heard(made, LATER, 2, 700, 700) == (TwinFound(LATER),)
-    assert made.deadline() == at(760)
+    assert made.deadline() == at(730)
 
 
 def test_a_twin_that_stays_is_told_again_after_ten_minutes() -> None:
