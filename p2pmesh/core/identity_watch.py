@@ -25,7 +25,7 @@ class WatchPolicy:
     grown_us: int = 3 * MICROS_PER_SECOND
     """Between two hearings of a sequence that grows: two echoes of one dead process come closer together."""
     silent_us: int = 30 * MICROS_PER_SECOND
-    """A later twin that was not heard for so long has given way. It asks, and so speaks, three times in this time; until
+    """A later twin that was not heard for so long has given way. It asks, and so speaks, three times within it; until
     the earlier one takes its place back, others hold it for an echo of the one that has gone."""
     repeat_us: int = 600 * MICROS_PER_SECOND
     """A twin that stays is told again this often."""
