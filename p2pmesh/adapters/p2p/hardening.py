@@ -317,17 +317,21 @@ class HardenedSwarm(Swarm):
         for muxed in self.connections_of(peer):
             muxed.abort("the peer is banned")
 
+    def _standing(self, peer: ID) -> list[YamuxConnection]:
+        """Those that live; libp2p takes a moment to forget one that has ended."""
+        return [muxed for muxed in self.connections_of(peer) if not muxed.is_closed]
+
     def _why_refused(self, peer: ID) -> str | None:
         if self.gate.is_banned(peer):
             return "the peer is banned"
-        if len(self.connections_of(peer)) >= MAX_CONNECTIONS_PER_PEER:
+        if len(self._standing(peer)) >= MAX_CONNECTIONS_PER_PEER:
             self.peer_faults.put(peer_id_of(peer), FaultKind.FLOOD)
             return f"{peer} has {MAX_CONNECTIONS_PER_PEER} connections already"
         return None
 
     def _make_room_for(self, peer: ID) -> None:
         """A peer that comes back before we notice that its old connections are dead must not be kept out by them."""
-        standing = [muxed for muxed in self.connections_of(peer) if not muxed.is_closed]
+        standing = self._standing(peer)
         if len(standing) >= MAX_CONNECTIONS_PER_PEER:
             silent = next((muxed for muxed in standing if muxed.is_silent), None)
             if silent is not None:

@@ -1,9 +1,12 @@
 """Attacks that kill or fool a stock py-libp2p host, against ours; and that ours still talks to stock hosts."""
 
 import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 import trio
+import trio.testing
 from libp2p.abc import IHost, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
@@ -21,9 +24,12 @@ from libp2p.utils.varint import read_length_prefixed_protobuf
 
 from p2pmesh.adapters.p2p import hardening
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
+from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.ports.network import ByteStream
+from p2pmesh.base.ids import PeerId
+from p2pmesh.ports.network import ByteStream, FaultKind, PeerFault
 from tests.adapters.p2p.attacker import dial, open_stream, stock_host
+from tests.adapters.p2p.garbage import Victim, secured
 from tests.fakes.identity import fake_identity
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
@@ -108,6 +114,60 @@ async def test_one_peer_cannot_take_all_slots(node: Libp2pNetwork) -> None:
         peer = greedy.get_id()
         assert len(node._swarm.get_connections(peer)) <= hardening.MAX_CONNECTIONS_PER_PEER
         await assert_alive(node)
+
+
+async def test_a_peer_that_comes_back_is_not_kept_out_by_connections_that_have_gone_silent() -> None:
+    patient = Vigilance(interval_s=0.02, max_silent=10_000)
+    async with open_network(fake_identity("node"), LISTEN, vigilance=patient) as node, AsyncExitStack() as stack:
+        victim = Victim(node.peer_id, int(node.addresses()[0].split("/")[4]), b"")
+        for _ in range(hardening.MAX_CONNECTIONS_PER_PEER):
+            socket = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", victim.port))
+            await secured(socket, victim, 1)  # and never a word again, as of a machine without power
+        await wait_for_connections(node, 1)
+        (peer,) = node.connected_peers()
+        old = await connections_when(node, peer, lambda found: len(found) == 2 and all(one.is_silent for one in found))
+        socket = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", victim.port))
+        await secured(socket, victim, 1)
+        await connections_when(node, peer, lambda found: len(found) == 2 and found[-1] not in old)
+        assert sum(one.is_closed for one in old) == 1
+
+
+async def connections_when(
+    node: Libp2pNetwork, peer: PeerId, holds: Callable[[list[YamuxConnection]], bool]
+) -> list[YamuxConnection]:
+    with trio.fail_after(10):
+        while True:
+            found = node._swarm.connections_of(ID.from_base58(peer))
+            if holds(found):
+                return found
+            await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_a_stranger_that_fills_its_windows_is_cut_off_and_reported_and_a_member_is_not(
+    node: Libp2pNetwork,
+) -> None:
+    async def never_read(stream: ByteStream) -> None:
+        await trio.sleep_forever()
+
+    node.serve("/test/idle/1", never_read)
+    for is_member in (True, False):
+        async with stock_host() as guest:
+            await dial(guest, node)
+            await wait_for_connections(node, 1)
+            (peer,) = node.connected_peers()
+            if is_member:
+                node.admit(peer)
+            with suppress(StreamError, StreamFailure, SwarmException):
+                for _ in range(4):
+                    stream = await open_stream(guest, node, "/test/idle/1")
+                    await stream.write(bytes(200_000))
+            if is_member:
+                assert peer in node.connected_peers()
+            else:
+                with trio.fail_after(10):
+                    assert await node.peer_fault() == PeerFault(peer, FaultKind.FLOOD)
+                    await wait_for_connections(node, 0)
+        await wait_for_connections(node, 0)
 
 
 async def test_who_is_gone_is_forgotten(node: Libp2pNetwork) -> None:
