@@ -47,7 +47,7 @@ RELAY_S = 4.0
 """As long as a helper tries; its asker waits a little longer."""
 MAX_RELAYS = 8
 MAX_PROBES_AT_ONCE = 16
-KEPT_CONNECTIONS = 32
+KEPT_CONNECTIONS = 16
 """Beyond so many connections a probe of an unconnected peer only knocks: the handshake proves its life."""
 MAX_FAREWELLS = 64
 FAREWELL_S = 1.0
