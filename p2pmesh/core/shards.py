@@ -32,7 +32,7 @@ class ShardPolicy:
     max_depth: int = MAX_SHARD_DEPTH
     shortest_interval_us: int = 20 * MICROS_PER_SECOND
     longest_interval_us: int = 900 * MICROS_PER_SECOND
-    us_per_peer: int = 4 * MICROS_PER_SECOND
+    us_per_peer: int = 6 * MICROS_PER_SECOND
     """From a whole shard about one announcement arrives in this time."""
 
 
@@ -43,6 +43,11 @@ def shard_bits_of(peer: PeerId, depth: int = MAX_SHARD_DEPTH) -> str:
     """The leading bits of sha256 of the peer id, as text of 0 and 1: the name of its shard at that depth."""
     head = int.from_bytes(hashlib.sha256(peer.encode()).digest()[:4], "big")
     return format(head, "032b")[:depth]
+
+
+def shared_bits(one: PeerId, other: PeerId) -> int:
+    """The depth down to which two peers are of one shard."""
+    return _shared_length(shard_bits_of(one), shard_bits_of(other))
 
 
 def listening_bits(bits: str, depth: int, max_depth: int = MAX_SHARD_DEPTH) -> tuple[str, ...]:

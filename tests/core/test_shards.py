@@ -22,6 +22,7 @@ from p2pmesh.core.shards import (
     announcement_interval_us,
     listening_bits,
     shard_bits_of,
+    shared_bits,
 )
 
 ME = PeerId("me")
@@ -151,14 +152,18 @@ def test_nothing_new_says_nothing() -> None:
     assert tell(machine, peers(3), 0) == []
 
 
-@pytest.mark.parametrize(("live", "seconds"), [(0, 20), (5, 20), (6, 24), (100, 400), (192, 768), (256, 900)])
-def test_about_one_announcement_of_a_shard_arrives_every_four_seconds(live: int, seconds: int) -> None:
+@pytest.mark.parametrize(("live", "seconds"), [(0, 20), (3, 20), (4, 24), (100, 600), (149, 894), (192, 900)])
+def test_about_one_announcement_of_a_shard_arrives_every_six_seconds(live: int, seconds: int) -> None:
     assert announcement_interval_us(live) == seconds * MICROS_PER_SECOND
 
 
 def test_bits_are_those_of_the_hash() -> None:
     assert shard_bits_of(PeerId("a"), 8) == "11001010"  # sha256 of "a" starts with ca
     assert shard_bits_of(PeerId("a"), 0) == ""
+    assert shared_bits(PeerId("a"), PeerId("a")) == 16
+    assert shared_bits(PeerId("a"), PeerId("b")) == next(
+        n for n in range(17) if shard_bits_of(PeerId("a"), n + 1) != shard_bits_of(PeerId("b"), n + 1)
+    )
     assert listening_bits("1100", 0, 4) == ("", "1")
     assert listening_bits("1100", 4, 4) == ("110", "1100")
 
