@@ -25,6 +25,7 @@ import trio
 from p2pmesh.app.config import BenchOverlayOptions
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.quantities import KIB
+from p2pmesh.node.failures import unwrapped
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
@@ -206,7 +207,12 @@ class _OverlayBench:
 
     async def run(self) -> dict[str, Any]:
         """The report; whatever happens, no process is left."""
+        with unwrapped():
+            return await self._run()
+
+    async def _run(self) -> dict[str, Any]:
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_at_signal)
             try:
                 report = await self._measure(nursery)
             finally:
@@ -349,6 +355,13 @@ class _OverlayBench:
             "heard_by_all_after_joining_ms": max(heard) - joined_ms if len(heard) == len(others) else None,
             "hears_after_joining_ms": None if hears is None else hears - joined_ms,
         }
+
+
+async def _end_at_signal() -> None:
+    """A benchmark that is told to stop leaves no node behind either."""
+    with trio.open_signal_receiver(signal.SIGTERM) as received:
+        async for _ in received:
+            raise Refused(ErrorCode.CANCELLED, "the benchmark was told to stop; its nodes have ended")
 
 
 def _now_ms() -> int:
