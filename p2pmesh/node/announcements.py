@@ -221,10 +221,10 @@ class AnnouncementBoard:
                 said = smaller
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
-        """Signed announcements to hand to a peer that has just come, by peer id, as many as a message may hold."""
+        """Signed announcements to hand to a peer that has just come, its nearest by shard, as many as a message holds."""
         chosen: list[bytes] = []
         size_bytes = 0
-        for peer in sorted(self._sealed):
+        for peer in sorted(self._sealed, key=lambda peer: (-shards.shared_bits(peer, besides), peer)):
             size_bytes += len(self._sealed[peer])
             if len(chosen) >= MAX_ANNOUNCEMENTS_PER_MESSAGE or size_bytes > MAX_HANDED_BYTES:
                 break

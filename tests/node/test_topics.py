@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_ANNOUNCEMENT_BYTES
-from p2pmesh.core.shards import shard_bits_of
+from p2pmesh.core.shards import shard_bits_of, shared_bits
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours, OwnLoad
 from p2pmesh.wire.announcement import (
     LONGEST_LIFE_MS,
@@ -170,7 +170,7 @@ async def test_in_a_crowd_a_node_moves_to_its_shard_tells_the_one_it_leaves_and_
         assert {said.shard_depth for said in own.heard} == {1}
         assert len({said.sequence for said in (*root.heard, *own.heard)}) == len(root.heard) + len(own.heard)
         interval_ms = own.heard[-1].interval_ms
-        assert 300_000 <= interval_ms <= 500_000
+        assert 450_000 <= interval_ms <= 750_000
         assert own.heard[-1].expires_unix_ms - own.heard[-1].issued_unix_ms == LONGEST_LIFE_MS
         before = len(own.heard)
         await trio.sleep(interval_ms / 1000 - 40)
@@ -295,6 +295,18 @@ async def test_addresses_go_without_the_peer_id_and_still_lead_there(autojump_cl
         assert known.addresses == tuple(a.partition("/p2p/")[0] for a in founder.network.addresses())
         await member.network.disconnect(founder.peer)
         await member.node.overlay.ensure_admitted(founder.peer)
+
+
+async def test_a_newcomer_is_handed_its_nearest_by_shard(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        known = stage.crowd(150)
+        newcomer = fake_identity("newcomer").peer_id
+        handed = [PeerId(read(data).peer_id) for data in stage.board.sealed_others(newcomer)]
+        assert len(handed) == 64
+        nearest = sorted(known, key=lambda peer: -shared_bits(peer, newcomer))
+        assert min(shared_bits(peer, newcomer) for peer in handed) == shared_bits(nearest[63], newcomer)
+
+    await run_stage(test)
 
 
 async def test_in_a_mesh_of_nodes_everybody_hears_everybody(autojump_clock: MockClock) -> None:
