@@ -221,7 +221,7 @@ class AnnouncementBoard:
                 said = smaller
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
-        """Signed announcements to hand to a peer that has just come, its nearest by shard, as many as a message holds."""
+        """Signed announcements for a peer that has just come: its nearest by shard, as many as a message holds."""
         chosen: list[bytes] = []
         size_bytes = 0
         for peer in sorted(self._sealed, key=lambda peer: (-shards.shared_bits(peer, besides), peer)):
