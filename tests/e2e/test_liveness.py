@@ -49,8 +49,6 @@ def test_a_killed_peer_is_gone_from_every_list_within_the_bound(
     overlay: tuple[list[NodeProcess], NodeProcess],
 ) -> None:
     others, server = overlay
-    if all((shown(node, server) or {})["is_admitted"] for node in others):
-        pytest.skip("probes have connected everybody already, so nobody depends on a report")
     marks = [node.mark() for node in others]
     killed_at = time.monotonic()
     server.kill()
@@ -64,6 +62,22 @@ def test_a_killed_peer_is_gone_from_every_list_within_the_bound(
     for node, mark in zip(others, marks, strict=True):
         others_blamed = [e for e in node.events[mark:] if e["event"] in HEALTH_EVENTS and "peer_id" in e]
         assert {e["peer_id"] for e in others_blamed} == {server.peer_id}
+
+
+def test_a_killed_newcomer_is_given_up_also_by_those_it_never_met(peers: Peers) -> None:
+    hub = peers.found("hub")
+    others = [hub, *(peers.join(f"router-{n}", hub.invite, "--max-memory", "0") for n in range(3))]
+    newcomer = peers.join("newcomer", hub.invite, "--max-memory", "0")
+    for node in others:
+        assert wait_until(lambda node=node: shown(node, newcomer) is not None, SEEN_S)  # type: ignore[misc]
+    strangers = [node for node in others if not (shown(node, newcomer) or {})["is_admitted"]]
+    if not strangers:
+        pytest.skip("probes have connected everybody already, so nobody depends on a report")
+    killed_at = time.monotonic()
+    newcomer.kill()
+    for node in others:
+        left_s = max(0.1, KILLED_BOUND_S - (time.monotonic() - killed_at))
+        assert node.wait_for("peer_failed", timeout_s=left_s)["peer_id"] == newcomer.peer_id
 
 
 def test_a_peer_that_is_told_to_stop_is_gone_at_once(overlay: tuple[list[NodeProcess], NodeProcess]) -> None:
