@@ -41,6 +41,7 @@ from p2pmesh.core.membership_events import (
     MembershipPolicy,
     MemberState,
     MemberView,
+    OutOfEarshot,
     PeerChanged,
     PeerExcluded,
     PeerFailed,
@@ -74,6 +75,7 @@ __all__ = [
     "MemberView",
     "MembershipMachine",
     "MembershipPolicy",
+    "OutOfEarshot",
     "PeerChanged",
     "PeerExcluded",
     "PeerFailed",
@@ -266,6 +268,8 @@ class MembershipMachine(Generic[A]):
                 return self._on_report(reporter, peer, incarnation, now)
             case LeavingHeard(peer, incarnation):
                 return self._on_leaving(peer, incarnation, now)
+            case OutOfEarshot(peer):
+                return self._on_out_of_earshot(peer)
             case PeerExcluded(peer):
                 return self._on_excluded(peer, now)
         raise TypeError(f"{type(event).__name__} is no event of membership")
@@ -603,6 +607,13 @@ class MembershipMachine(Generic[A]):
         if peer not in self._members:
             return ()
         self._end(peer, MemberState.EXCLUDED, now)
+        return (PeerForgotten(peer),)
+
+    def _on_out_of_earshot(self, peer: PeerId) -> tuple[Effect, ...]:
+        """It is as if we had never heard of it, unless it is connected: then we would learn of its end."""
+        if peer not in self._members or peer in self._connected:
+            return ()
+        self._remove(peer)
         return (PeerForgotten(peer),)
 
     def _end(self, peer: PeerId, state: MemberState, now: Micros) -> int:

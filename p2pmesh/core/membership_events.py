@@ -132,6 +132,13 @@ class PeerExcluded:
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfEarshot:
+    """The peer announces where we do not listen: nothing that concerns it would reach us, not even its end."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The machine's own deadline has come."""
 
@@ -146,6 +153,7 @@ Event = (
     | DownReported
     | LeavingHeard
     | PeerExcluded
+    | OutOfEarshot
     | DeadlinePassed
 )
 

@@ -20,6 +20,7 @@ from p2pmesh.core.membership import (
     MembershipMachine,
     MembershipPolicy,
     MemberState,
+    OutOfEarshot,
     PeerChanged,
     PeerExcluded,
     PeerFailed,
@@ -569,3 +570,12 @@ def test_tombstones_are_bounded_and_give_up_the_oldest() -> None:
 def test_what_is_no_event_is_refused() -> None:
     with pytest.raises(TypeError, match="PeerJoined"):
         new_machine().handle(PeerJoined(A), Micros(0))  # type: ignore[arg-type]
+
+
+def test_a_peer_out_of_earshot_is_forgotten_without_a_tombstone_but_not_while_it_is_connected() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A))
+    assert life.tell(OutOfEarshot(A), OutOfEarshot(ME), OutOfEarshot(C)) == []
+    assert life.tell(OutOfEarshot(B)) == [PeerForgotten(B)]
+    assert (life.machine.state_of(B), life.machine.known_count) == (None, 1)
+    assert life.tell(said(B)) == [PeerJoined(B)]  # the very word that was known before

@@ -19,6 +19,7 @@ from p2pmesh.core.membership import (
     MembershipMachine,
     MembershipPolicy,
     MemberState,
+    OutOfEarshot,
     PeerExcluded,
     PeerFailed,
     PeerForgotten,
@@ -160,6 +161,11 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         was_live = peer in self.live
         assert self.tell(PeerExcluded(peer)) == ((PeerForgotten(peer),) if was_live else ())
         assert self.machine.find(peer) is None
+
+    @rule(peer=PEERS)
+    def a_peer_is_out_of_earshot(self, peer: PeerId) -> None:
+        effects = self.tell(OutOfEarshot(peer))
+        assert effects in ((), (PeerForgotten(peer),))
 
     @rule(wait_us=st.integers(0, 30 * S))
     def time_passes(self, wait_us: int) -> None:
