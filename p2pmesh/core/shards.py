@@ -116,13 +116,15 @@ Effect = Listen | StopListening | Moved
 class ShardMachine:
     """One peer's place among the shards. Starts at depth 0, listening to ``listen_bits``."""
 
-    __slots__ = ("_depth", "_depths", "_matching", "_peers", "_policy", "_small_since", "bits", "own_peer")
+    __slots__ = ("_depth", "_depths", "_is_new", "_matching", "_peers", "_policy", "_small_since", "bits", "own_peer")
 
     def __init__(self, own_peer: PeerId, policy: ShardPolicy = DEFAULT_POLICY) -> None:
         self.own_peer = own_peer
         self.bits = shard_bits_of(own_peer, policy.max_depth)
         self._policy = policy
         self._depth = 0
+        self._is_new = True
+        """Until enough others are known: a newcomer takes their depth, or all shards would hear it for long."""
         self._peers: dict[PeerId, tuple[int, int]] = {}
         """Peer: how many leading bits it shares with us, and its depth."""
         self._matching = [0] * (policy.max_depth + 1)
@@ -222,8 +224,11 @@ class ShardMachine:
     def _wanted_depth(self, now: Micros) -> int:
         policy = self._policy
         depth = self._depth
-        median = self._median_depth() if len(self._peers) >= policy.evidence else depth
-        if abs(median - depth) > 1:
+        has_evidence = len(self._peers) >= policy.evidence
+        median = self._median_depth() if has_evidence else depth
+        tolerated = 0 if self._is_new else 1
+        self._is_new = self._is_new and not has_evidence
+        if abs(median - depth) > tolerated:
             return median
         # Not beyond the reach of the others, however many made-up peers crowd our bits.
         is_full = len(self._peers) >= policy.view_capacity

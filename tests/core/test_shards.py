@@ -344,3 +344,11 @@ class Shards(RuleBasedStateMachine):
 
 
 TestShards = Shards.TestCase
+
+
+def test_a_newcomer_takes_the_depth_of_those_it_meets_and_others_tolerate_a_level() -> None:
+    machine = ShardMachine(ME)
+    tell(machine, peers(8), 1)
+    assert machine.depth == 1
+    tell(machine, peers(8), 2)
+    assert machine.depth == 1
