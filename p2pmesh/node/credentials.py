@@ -161,9 +161,13 @@ class Credentials:
         return shown
 
     def check_welcome(self, welcome: Welcome, peer: PeerId, announcement: Announcement) -> Shown:
-        """What the answering member shows; raises the refusal."""
-        shown = self._shown(welcome, peer, announcement, None)
-        _raise_if(credentials.judge_peer(shown, self._terms(), self._ports.clock.unix_ms()))
+        """What the answering member shows; ``Refused`` where that is no proof: then it is the other who has none."""
+        try:
+            shown = self._shown(welcome, peer, announcement, None)
+            _raise_if(credentials.judge_peer(shown, self._terms(), self._now()))
+        except RemoteProtocolError as error:
+            text = f"{error.message} (said of peer {peer}, which answered and proves nothing)"
+            raise Refused(error.code, text) from None
         return shown
 
     def grant(self, shown: Shown) -> bytes:

@@ -43,7 +43,7 @@ DIAL_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 REJOIN_FIRST_S = 1.0
 REJOIN_LONGEST_S = 60.0
-RENEWAL_CHECK_S = 600.0
+RENEWAL_CHECK_S = 3600.0
 RENEWAL_PEERS = 8
 _REFUSED_PASS = frozenset({ErrorCode.PASS_INVALID, ErrorCode.PASS_EXPIRED, ErrorCode.PEER_REMOVED})
 """With these an invite may do: even a peer that is put out may be so for whoever let it in."""
@@ -256,7 +256,7 @@ class Overlay:
             announcement = self._decode_own_word(welcome)
             shown = self.credentials.check_welcome(welcome, peer, announcement)
         finally:
-            await stream.reset()
+            await stream.reset()  # where it proves nothing, the quarantine ends the connection
         self._admit(shown, welcome.announcement)
         await self.credentials.take_granted(welcome, announcement)
         await self.credentials.remember(announcement)

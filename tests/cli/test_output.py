@@ -118,3 +118,20 @@ def test_a_peer_is_called_by_its_name_and_the_end_of_its_id() -> None:
     assert line.startswith(f"kitchen (peer {PEER[-12:]}) is gone")
     (line,) = describe_event(Event(EventName.PEER_LEFT, {"peer_id": PEER, "name": ""}))
     assert line == f"peer {PEER[-12:]} has left"
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "has_code"), [("120", True), ("40", False)])
+def test_a_terminal_shows_an_invite_as_a_code_where_it_fits(
+    monkeypatch: pytest.MonkeyPatch, columns: str, has_code: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for out, is_terminal in ((Terminal(), True), (io.StringIO(), False)):
+        PrettyPrinter(out, io.StringIO()).emit(events.invite("p2pmesh2-" + "A" * 300))
+        assert ("\u2580" in out.getvalue()) == (has_code and is_terminal)

@@ -124,10 +124,10 @@ async def test_a_member_that_stays_renews_its_pass_in_the_second_half_of_its_lif
         member = await mesh.join("member", founder)
         first = member.node.overlay.credentials.passes
         mesh.pass_days(14)
-        await trio.sleep(700)
+        await trio.sleep(3700)
         assert member.node.overlay.credentials.passes == first
         mesh.pass_days(2)
-        await trio.sleep(700)
+        await trio.sleep(3700)
         assert member.node.overlay.credentials.passes != first
         mesh.pass_days(25)
         again = await started_again(mesh, member, "member", None)
@@ -181,6 +181,20 @@ async def test_a_home_that_cannot_be_written_costs_the_next_rejoining_only(autoj
         member = await mesh.join("member", founder, credentials=store)
         assert founder.node.overlay.is_admitted(member.peer)
         assert member.told("error")[0]["code"] == "home_unusable"
+
+
+async def test_a_peer_that_only_says_it_is_a_member_gets_nothing_of_a_joiner(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        invite = await create(founder)
+        await mesh.kill(founder)
+        impostor = await mesh.start("impostor", invite)  # in the mesh by an invite alone: nobody let it in
+        joiner = await mesh.start("joiner", invite)
+        with pytest.raises(Refused) as raised:
+            await joiner.node.overlay.ensure_admitted(impostor.peer, impostor.network.addresses())
+        assert raised.value.code is ErrorCode.INVITE_MISSING
+        assert impostor.peer in raised.value.message
+        assert not joiner.node.overlay.is_admitted(impostor.peer)
 
 
 # --- counted invites -------------------------------------------------------------
