@@ -53,7 +53,9 @@ class Puppet:
         )
         announcement = encode_announcement(said, self.identity.public_key, self.identity.sign)
         await self.network.dial(self.victim.peer, self.victim.network.addresses(), 10)
-        stream = await self.control(Hello(PROTOCOL_GENERATION, overlay.mesh_id, overlay.make_invite(), (), announcement))
+        stream = await self.control(
+            Hello(PROTOCOL_GENERATION, overlay.mesh_id, overlay.make_invite(), (), announcement)
+        )
         await stream.expect(Welcome, 10)
 
     async def frames(self, *first: StageFrame) -> FrameStream:
