@@ -56,5 +56,9 @@ async def test_a_peer_is_heard_though_a_newer_record_of_it_is_known(monkeypatch:
         await a.dial(b.peer_id, b.addresses(), 5)
         with trio.fail_after(20):
             await a._gossip._pubsub.wait_for_subscription(b._host.get_id(), "topic")
-            await a.publish("topic", b"still here")
-            assert await subscription.receive() == (a.peer_id, b"still here")
+            heard = None
+            while heard is None:  # gossip is lossy, the first message after a greeting most of all
+                await a.publish("topic", b"still here")
+                with trio.move_on_after(0.2):
+                    heard = await subscription.receive()
+            assert heard == (a.peer_id, b"still here")
