@@ -223,6 +223,11 @@ class MembershipMachine(Generic[A]):
         tombstone = self._tombstones.get(peer)
         return None if tombstone is None else tombstone.state
 
+    def is_in_doubt(self, peer: PeerId) -> bool:
+        """Whether a peer that counts is suspect or just being asked: not one to recommend to a newcomer."""
+        member = self._members.get(peer)
+        return member is not None and (member.state is MemberState.SUSPECT or peer in self._inquiries)
+
     def is_muted(self, reporter: PeerId, now: Micros) -> bool:
         """Whether reports of a peer count for nothing at present."""
         return self._muted.get(reporter, -1) > now

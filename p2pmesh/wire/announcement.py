@@ -41,7 +41,8 @@ SHORTEST_INTERVAL_MS = 20_000
 LONGEST_INTERVAL_MS = 900_000
 LIFE_INTERVALS = 3
 LIFE_MARGIN_MS = 30_000
-LONGEST_LIFE_MS = 900_000
+LONGEST_LIFE_MS = 1_800_000
+"""Twice the longest interval, so that one lost announcement makes nobody forget its speaker."""
 LIFE_MS = LIFE_INTERVALS * SHORTEST_INTERVAL_MS + LIFE_MARGIN_MS
 """Of an announcement in a small overlay."""
 

@@ -579,3 +579,15 @@ def test_a_peer_out_of_earshot_is_forgotten_without_a_tombstone_but_not_while_it
     assert life.tell(OutOfEarshot(B)) == [PeerForgotten(B)]
     assert (life.machine.state_of(B), life.machine.known_count) == (None, 1)
     assert life.tell(said(B)) == [PeerJoined(B)]  # the very word that was known before
+
+
+def test_a_suspect_or_one_that_is_being_asked_is_in_doubt() -> None:
+    life = Life(A, B)
+    assert not life.machine.is_in_doubt(A)
+    ticket = life.until_probed(A, (B,))
+    assert life.machine.is_in_doubt(A)
+    life.tell(ProbeAnswered(A, ticket, 1))
+    assert not life.machine.is_in_doubt(A)
+    life.tell(ConnectionOpened(A), ConnectionLost(A))
+    assert life.machine.is_in_doubt(A)
+    assert not life.machine.is_in_doubt(C)
