@@ -7,16 +7,17 @@ always valid here. A crash is noticed on a connection ``DETECT_US`` later.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, shards
-from p2pmesh.core.membership import AnnouncementReceived, ConnectionLost, ConnectionOpened, MemberState
+from p2pmesh.core.membership import AnnouncementReceived, ConnectionLost, ConnectionOpened
 from p2pmesh.core.shards import DEFAULT_POLICY, announcement_interval_us
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.gossip import SKEW_US
-from p2pmesh.sim.member import Member, lives_us
+from p2pmesh.sim.member import Member, Said, lives_us
 from p2pmesh.sim.scenario import SECOND_US
+from p2pmesh.sim.surroundings import Surroundings
 from p2pmesh.sim.traffic import (
     DIAL_BYTES,
     FRAMING_BYTES,
@@ -30,21 +31,20 @@ from p2pmesh.sim.traffic import (
 )
 from p2pmesh.wire.announcement import life_ms
 
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
-
 DETECT_US = 6 * SECOND_US
 NEIGHBOURS = 4
 """Connections that a peer opens and keeps within its shards; about as many are opened to it."""
 MAX_CONNECTIONS = 32
 RELAYS = 2
+RELAY_DRAWS = 12
+MAX_RESERVATIONS = 32
 RETRY_US = 5 * SECOND_US
 
 
 class Arrivals:
     """Starts, connections and ends."""
 
-    def __init__(self, world: "Overlay") -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._draws = Draws(world.seed, "arrivals")
         self._announcement_bytes = measure_sizes().announcement[0]
@@ -78,6 +78,7 @@ class Arrivals:
             self.renew_relays(member)
             self.connect_neighbours(member)
             world.finding.stand(member)
+        world.ledger.forget()
 
     def _acquaint(self, shard: list[Member], depth: int) -> None:
         world = self._world
@@ -89,9 +90,15 @@ class Arrivals:
             said.expires_us -= spoke_us
             world.gossip.announce_later(member, interval_us - spoke_us)
         for member in shard:
-            for other in shard:
-                if other is not member and other.said is not None:
-                    self._hand(member, other.said)
+            for other in shard[: DEFAULT_POLICY.evidence + 1]:
+                world.tell_shards(member, shards.PeerHeard(other.peer_id, depth))
+        for other in shard:
+            if other.said is None:
+                continue
+            heard = AnnouncementReceived(other.said, lives_us(other.said, world.now_us, 0, SKEW_US))
+            for member in shard:
+                if member is not other:
+                    world.tell(member, heard)
 
     def start(self, number: int) -> None:
         """A run of a peer begins."""
@@ -110,7 +117,6 @@ class Arrivals:
         world.live.append(member)
         if not traits.is_nat:
             world.directory.join(number, traits.peer_hash, traits.starts)
-        world.audit.on_start(member)
         for bits in member.shards.listen_bits:
             world.gossip.listen(member, bits)
         return member
@@ -224,7 +230,7 @@ class Arrivals:
         hello = DIAL_BYTES + IDENTIFY_BYTES + STREAM_BYTES + FRAMING_BYTES + PASS_BYTES + self._announcement_bytes
         self._world.ledger.exchange(member.number, other.number, Cause.JOINING, hello, hello + handed)
 
-    def _known_of(self, member: Member) -> list[object]:
+    def _known_of(self, member: Member) -> list[Said]:
         known = [] if member.said is None else [member.said]
         return [*known, *member.machine.announcements()[:HANDED_ANNOUNCEMENTS]]
 
@@ -240,13 +246,13 @@ class Arrivals:
         for said in known[turn:] + known[:turn]:
             bits = self._world.traits[said.number].bits[: said.shard_depth]
             is_wanted = bits in topics and taker.machine.find(said.peer_id) is None
-            if is_wanted and machine.state_of(said.peer_id) is MemberState.ALIVE:
+            if is_wanted and not machine.is_in_doubt(PeerId(said.peer_id)):
                 self._hand(taker, said)
                 left -= 1
                 if left == 0:
                     return
 
-    def _hand(self, taker: Member, said: object) -> None:
+    def _hand(self, taker: Member, said: Said) -> None:
         lives = lives_us(said, self._world.now_us, taker.traits.clock_us, SKEW_US)
         self._world.tell(taker, AnnouncementReceived(said, lives))
 
@@ -325,15 +331,26 @@ class Arrivals:
             return
         world = self._world
         kept = [n for n in member.relays if world.members[n] is not None and world.regions.same_side(n, member.number)]
-        for _ in range(16):
-            if len(kept) >= RELAYS:
+        while len(kept) < RELAYS:
+            relay = self._choose_relay(member, kept)
+            if relay is None:
                 break
-            other = self.pick_live(self._draws)
-            is_fit = not other.traits.is_nat and other.number not in kept and other is not member
-            if is_fit and world.regions.same_side(other.number, member.number):
-                kept.append(other.number)
-                self._reserved.setdefault(other.number, {})[member.number] = None
+            kept.append(relay)
+            self._reserved.setdefault(relay, {})[member.number] = None
         member.relays = tuple(kept)
+        if len(kept) < RELAYS:
+            world.after(RETRY_US, partial(self.renew_relays, member))
+
+    def _choose_relay(self, member: Member, kept: list[int]) -> int | None:
+        """Of a few that can be dialled, the one with the fewest reservations, as far as they have room."""
+        found: list[tuple[int, int]] = []
+        for _ in range(RELAY_DRAWS):
+            other = self.pick_live(self._draws)
+            count = len(self._reserved.get(other.number, ()))
+            is_fit = not other.traits.is_nat and other.number not in kept and count < MAX_RESERVATIONS
+            if is_fit and self._world.regions.same_side(other.number, member.number):
+                found.append((count, other.number))
+        return min(found)[1] if found else None
 
     def renew_relays_of(self, relay: int) -> None:
         """Those who had a reservation with a relay that is gone."""

@@ -5,15 +5,13 @@ at every belief that changes; the first ``MAX_VIOLATIONS`` are kept as sentences
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2pmesh.core import membership
 from p2pmesh.core.membership import MembershipPolicy, MemberState
 from p2pmesh.sim.member import Member, Said
 from p2pmesh.sim.scenario import MINUTE_US, SECOND_US
-
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
+from p2pmesh.sim.surroundings import Surroundings
 
 MAX_VIOLATIONS = 100
 DETECTION_BOUND_US = 5 * MINUTE_US
@@ -39,7 +37,7 @@ class End:
 class Audit:
     """Counts, samples and violations."""
 
-    def __init__(self, world: "Overlay") -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._capacity = MembershipPolicy().capacity
         self._turn = 0
@@ -64,9 +62,6 @@ class Audit:
     def on_partition_changed(self) -> None:
         """A partition begins or heals."""
         self._partition_changed_us = self._world.now_us
-
-    def on_start(self, member: Member) -> None:
-        """A run begins."""
 
     def on_end(self, member: Member, *, is_leaving: bool) -> None:
         """A run is over."""
@@ -134,7 +129,7 @@ class Audit:
         """Somebody heard that it is down."""
         self.counts["refuted"] += 1
 
-    def on_report(self, member: Member, victim: int) -> None:
+    def on_report(self) -> None:
         """An honest report goes out."""
         self.counts["reports"] += 1
 
@@ -147,8 +142,6 @@ class Audit:
             self.most_viewed = max(self.most_viewed, viewed)
             if viewed > self._capacity or member.machine.known_count > 2 * self._capacity:
                 self._violate(f"peer {member.number} views {viewed} peers and knows {member.machine.known_count}")
-            if tuple(member.topics) and set(member.topics) != set(member.shards.listen_bits):
-                self._violate(f"peer {member.number} listens to {sorted(member.topics)}")
         for _ in range(min(SAMPLED, len(world.live))):
             self._turn = (self._turn + 1) % len(world.live)
             self._check_view(world.live[self._turn])
@@ -156,6 +149,8 @@ class Audit:
             self._check_sybils()
 
     def _check_view(self, member: Member) -> None:
+        if set(member.topics) != set(member.shards.listen_bits):
+            self._violate(f"peer {member.number} listens to {sorted(member.topics)}")
         views = member.machine.views()
         counting = sum(view.state in (MemberState.ALIVE, MemberState.SUSPECT) for view in views)
         if counting != member.machine.live_count or len(views) != member.machine.known_count:

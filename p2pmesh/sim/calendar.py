@@ -7,6 +7,10 @@ entry. An entry is ``(when, order, kind, peer, detail)``: two that are due at on
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+WAKE, ANSWER, WAVE, ANNOUNCE, SHARDS, CALL = range(1, 7)
+"""Kinds: a machine's deadline, an event for it, a wave of gossip, an announcement that is due, the shard machine's
+deadline, anything else."""
+
 Entry = tuple[int, int, int, int, Any]
 
 

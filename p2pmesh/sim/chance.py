@@ -58,7 +58,10 @@ class Draws:
         """
         if per_million <= 0:
             return _MASK
-        return _EXPONENTIAL[self.below(len(_EXPONENTIAL))] * 1000 // per_million
+        if per_million >= PER_MILLION:
+            return 0
+        hazard = max(1, round(-PER_MILLION * math.log1p(-per_million / PER_MILLION)))
+        return _EXPONENTIAL[self.below(len(_EXPONENTIAL))] * 1000 // hazard
 
 
 _EXPONENTIAL = tuple(round(-1000 * math.log((2 * number + 1) / 512)) for number in range(256))

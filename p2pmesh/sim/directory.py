@@ -1,13 +1,13 @@
 """The DHT as the overlay sees it: who holds a provider record, what a query costs, what it finds.
 
 Modelled: a record lies with the ``REPLICAS`` live servers whose hashes are closest to its key by XOR; a holder that
-crashes takes its copies along, one that comes back comes back empty; records expire; a query takes as many rounds as a
-lookup that halves the distance down to one bucket, asks ``PARALLEL`` servers a round, and finds what the servers that
-are closest *now* hold and can be reached across a partition. Peers behind NAT are clients.
+crashes takes its copies along, one that comes back comes back empty; records expire; a query takes a number of rounds
+that grows with the logarithm of the servers, asks ``PARALLEL`` servers a round, and finds what the servers that are
+closest *now* hold and can be reached across a partition. Peers behind NAT are clients.
 
 Left to the adapter (``adapters.p2p``) and its tests with real peers: routing tables and their upkeep, the messages
-themselves, signatures and validators. Here a query always reaches the closest live servers, but pays ``STALE`` of its
-requests to servers that are gone.
+themselves, signatures and validators. Here a query always reaches the closest live servers, but loses
+``STALE_PERCENT`` of its questions to servers that are gone.
 """
 
 import hashlib
@@ -15,7 +15,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-REPLICAS = 20
+REPLICAS = 8
+"""As the adapter asks for: so many servers keep a record, and are asked for it."""
+BUCKET = 20
+BITS_PER_ROUND = 2
+"""Twenty peers closer to the key halve the distance twice at the least, and about four times on average."""
 PARALLEL = 3
 STALE_PERCENT = 10
 HASH_BITS = 64
@@ -25,6 +29,11 @@ MAX_RECORDS_PER_KEY = 256
 def hash_of(text: str) -> int:
     """Where a peer or a key lies: the leading bits of its sha256."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[: HASH_BITS // 8], "big")
+
+
+def _place_of(key: bytes) -> int:
+    """A key is a hash already."""
+    return int.from_bytes(key[: HASH_BITS // 8], "big")
 
 
 @dataclass(slots=True)
@@ -41,7 +50,7 @@ class Directory:
     def __init__(self) -> None:
         self._ring: list[tuple[int, int]] = []
         self._starts: dict[int, int] = {}
-        self._records: dict[str, dict[int, _Copy]] = {}
+        self._records: dict[bytes, dict[int, _Copy]] = {}
 
     @property
     def server_count(self) -> int:
@@ -66,8 +75,8 @@ class Directory:
         self._starts.pop(number, None)
 
     def rounds(self) -> int:
-        """How many questions one after the other a query takes: log2 of the servers per bucket, at least one."""
-        return max(1, (len(self._ring) // REPLICAS).bit_length())
+        """How many questions one after the other a query takes."""
+        return 1 + -(-(len(self._ring) // BUCKET).bit_length() // BITS_PER_ROUND)
 
     def closest(self, key_hash: int, count: int = REPLICAS) -> tuple[int, ...]:
         """The live servers closest to a key, closest first."""
@@ -86,17 +95,17 @@ class Directory:
         ring = self._ring
         return ring[bisect_left(ring, (low, -1)) : bisect_left(ring, (low + (1 << bits), -1))]
 
-    def publish(self, key: str, provider: int, expires_us: int, can_reach: Callable[[int], bool]) -> tuple[int, ...]:
+    def publish(self, key: bytes, provider: int, expires_us: int, can_reach: Callable[[int], bool]) -> tuple[int, ...]:
         """Puts or renews a record with the servers that can be reached; these are returned."""
         copies = self._records.setdefault(key, {})
-        holders = tuple(number for number in self.closest(hash_of(key)) if can_reach(number))
+        holders = tuple(number for number in self.closest(_place_of(key)) if can_reach(number))
         if provider not in copies and len(copies) >= MAX_RECORDS_PER_KEY:
             return holders
         # A holder is remembered with its run: number and start in one integer.
         copies[provider] = _Copy(expires_us, tuple(number << 20 | self._starts[number] for number in holders))
         return holders
 
-    def find(self, key: str, now_us: int, can_reach: Callable[[int], bool]) -> tuple[int, ...]:
+    def find(self, key: bytes, now_us: int, can_reach: Callable[[int], bool]) -> tuple[int, ...]:
         """Providers out of the copies that the closest servers hold now, by number."""
         copies = self._records.get(key)
         if not copies:
@@ -104,6 +113,6 @@ class Directory:
         for provider in [provider for provider, copy in copies.items() if copy.expires_us <= now_us]:
             del copies[provider]
         asked = {
-            number << 20 | self._starts[number] for number in self.closest(hash_of(key)) if can_reach(number)
+            number << 20 | self._starts[number] for number in self.closest(_place_of(key)) if can_reach(number)
         }  # fmt: skip
         return tuple(sorted(p for p, copy in copies.items() if not asked.isdisjoint(copy.holders)))

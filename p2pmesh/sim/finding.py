@@ -6,21 +6,23 @@ drawn at random, but for those that store a record.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from p2pmesh.base.limits import RECORD_LIFE_S, RECORD_REPEAT_S
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core import records
+from p2pmesh.core.records import KeysChanged, Provide
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.directory import PARALLEL, STALE_PERCENT
-from p2pmesh.sim.member import Member
+from p2pmesh.sim.member import NEVER, Member
+from p2pmesh.sim.recorder import MESH_ID
 from p2pmesh.sim.scenario import SECOND_US
+from p2pmesh.sim.surroundings import Surroundings
 from p2pmesh.sim.traffic import DHT_REQUEST_BYTES, DHT_RESPONSE_BYTES, DIAL_BYTES, IDENTIFY_BYTES, STREAM_BYTES, Cause
+from p2pmesh.wire.records import RecordKey, model_key
 
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
-
-REPUBLISH_US = 600 * SECOND_US
-RECORD_LIFE_US = 1800 * SECOND_US
-UPKEEP_US = 600 * SECOND_US
-"""A routing table is refreshed by a lookup of a random key."""
+_DEADLINE = records.DeadlinePassed()
+UPKEEP_US = 300 * SECOND_US
+"""So often a server looks its own neighbourhood up."""
 ROUND_TRIPS_PER_ROUND = 3
 STALE_US = 3 * SECOND_US
 SEEK_WINDOW_US = 20 * SECOND_US
@@ -45,7 +47,7 @@ class Search:
 class Finding:
     """Records and searches."""
 
-    def __init__(self, world: "Overlay") -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._draws = Draws(world.seed, "finding")
         self.searches: list[Search] = []
@@ -78,40 +80,64 @@ class Finding:
             world.ledger.exchange(member.number, server.number, Cause.DIRECTORY, sent, received)
 
     def stand(self, member: Member) -> None:
-        """What it serves has been published for long, and will be again."""
+        """It has run for long: its records lie there, to be told again at moments of their own."""
         for model in member.models:
-            self._put(member, model)
-        self._world.after(self._draws.below(REPUBLISH_US), partial(self.publish_own, member))
+            self._put(member, key_of(model))
+        self._world.after(self._draws.below(RECORD_REPEAT_S * SECOND_US), partial(self._begin_records, member))
 
     def publish_own(self, member: Member) -> None:
-        """Records of all that the member serves, now and again for as long as it runs; and its routing table."""
+        """A member's records are told from now on."""
+        self._begin_records(member)
+
+    def _begin_records(self, member: Member) -> None:
+        if member.is_up:
+            self._tell_records(member, KeysChanged(tuple(key_of(model) for model in member.models)))
+            if not member.traits.is_nat:
+                self._world.after(self._draws.below(UPKEEP_US), partial(self._keep_up, member))
+
+    def change_records(self, member: Member) -> None:
+        """What the member serves is something else now."""
+        self._tell_records(member, KeysChanged(tuple(key_of(model) for model in member.models)))
+
+    def _keep_up(self, member: Member) -> None:
+        if member.is_up:
+            self.pay_lookup(member)
+            self._world.after(UPKEEP_US, partial(self._keep_up, member))
+
+    # --- the machine that says when ----------------------------------------------------
+    def _tell_records(self, member: Member, event: records.Event) -> None:
         if not member.is_up:
             return
-        for model in member.models:
-            self.publish(member, model)
-        self.pay_lookup(member)
-        delay_us = REPUBLISH_US - self._draws.below(REPUBLISH_US // 5)
-        self._world.after(delay_us, partial(self.publish_own, member))
+        self._world.events += 1
+        for effect in member.records.handle(event, Micros(self._world.now_us)):
+            if isinstance(effect, Provide):
+                self.pay_lookup(member)
+                self._world.after(self.lookup_us(member), partial(self._store, member, effect.key))
+        due = member.records.deadline()
+        if due is not None and due < member.records_wake_us:
+            member.records_wake_us = due
+            self._world.at(due, partial(self._wake_records, member, due))
 
-    def publish(self, member: Member, model: int) -> None:
-        """One record: a query for the closest servers, and a copy to each."""
-        self.pay_lookup(member)
-        self._world.after(self.lookup_us(member), partial(self._store, member, model))
+    def _wake_records(self, member: Member, due: int) -> None:
+        if member.records_wake_us == due:
+            member.records_wake_us = NEVER
+            self._tell_records(member, _DEADLINE)
 
-    def _store(self, member: Member, model: int) -> None:
+    def _store(self, member: Member, key: RecordKey) -> None:
         world = self._world
         if not member.is_up:
             return
-        holders = self._put(member, model)
+        holders = self._put(member, key)
         world.fold.line.extend(holders)
         for holder in holders:
             world.ledger.exchange(
                 member.number, holder, Cause.DIRECTORY, DHT_REQUEST_BYTES + CONNECTION_BYTES, CONNECTION_BYTES
             )
+        self._tell_records(member, records.Told(key, len(holders)))
 
-    def _put(self, member: Member, model: int) -> tuple[int, ...]:
+    def _put(self, member: Member, key: RecordKey) -> tuple[int, ...]:
         reach = partial(self._world.regions.same_side, member.number)
-        return self._world.directory.publish(key_of(model), member.number, self._world.now_us + RECORD_LIFE_US, reach)
+        return self._world.directory.publish(key, member.number, self._world.now_us + RECORD_LIFE_S * SECOND_US, reach)
 
     # --- searches -----------------------------------------------------------------------
     def _begin(self) -> None:
@@ -123,7 +149,7 @@ class Finding:
         self.searches.append(search)
         provider.models = (*provider.models[-2:], search.model)
         world.gossip.announce_change(provider)
-        self.publish(provider, search.model)
+        self.change_records(provider)
         for _ in range(world.scenario.searches.seekers):
             seeker = world.arrivals.pick_live(self._draws)
             if seeker is not provider and seeker.is_joined:
@@ -139,7 +165,8 @@ class Finding:
 
     def _seek(self, search: Search, seeker: Member) -> None:
         world = self._world
-        if not seeker.is_up or not search.provider.is_up:
+        is_possible = world.regions.same_side(seeker.number, search.provider.number)
+        if not (seeker.is_up and search.provider.is_up and is_possible):
             search.seekers -= 1  # nobody looks, or there is nothing to find
             return
         if any(search.model in said.models for said in seeker.machine.announcements()):
@@ -159,6 +186,6 @@ class Finding:
             world.after(SEEK_AGAIN_US, partial(self._seek, search, seeker))
 
 
-def key_of(model: int) -> str:
+def key_of(model: int) -> RecordKey:
     """Where the records of a model lie."""
-    return f"model {model}"
+    return model_key(MESH_ID, f"model {model}")

@@ -6,19 +6,18 @@ that gossipsub itself drops only cost bytes. That a gossip mesh forms, delivers 
 with real peers; here a topic reaches all of its listeners on the publisher's side of a partition.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership
 from p2pmesh.core.membership import AnnouncementReceived, DownReported, LeavingHeard
+from p2pmesh.sim.calendar import ANNOUNCE, WAVE
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.member import Member, Said, lives_us
 from p2pmesh.sim.scenario import SECOND_US
+from p2pmesh.sim.surroundings import Surroundings
 from p2pmesh.sim.traffic import REPORT_BYTES, measure_sizes
 from p2pmesh.wire.announcement import life_ms
-
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
 
 HOP_US = 20_000
 """A node's own time to check a message and to forward it."""
@@ -26,8 +25,6 @@ DEGREE = 6
 REPEATS_US = (2 * SECOND_US, 10 * SECOND_US)
 """After a change an announcement is said again: gossip is lossy, most of all on a topic that has just been joined."""
 SKEW_US = 30 * SECOND_US
-_ANNOUNCE = 4
-_WAVE = 3
 
 
 class News:
@@ -48,7 +45,7 @@ class News:
 class Gossip:
     """Topics by the bits of their shard."""
 
-    def __init__(self, world: "Overlay") -> None:
+    def __init__(self, world: Surroundings) -> None:
         links = world.scenario.links
         self._world = world
         self._topics: dict[str, dict[int, Member]] = {}
@@ -108,7 +105,7 @@ class Gossip:
 
     def _announce_at(self, member: Member, when_us: int) -> None:
         member.announce_at = when_us
-        self._world.calendar.put(when_us, _ANNOUNCE, 0, member)
+        self._world.calendar.put(when_us, ANNOUNCE, 0, member)
 
     def announce_later(self, member: Member, delay_us: int) -> None:
         """The next announcement if nothing changes."""
@@ -125,12 +122,12 @@ class Gossip:
         said = member.machine.find(effect.peer)
         depth = member.shards.depth if said is None else said.shard_depth
         report = DownReported(member.peer_id, effect.peer, effect.incarnation)
-        self._world.audit.on_report(member, victim)
+        self._world.audit.on_report()
         self.spread(member, self._world.traits[victim].bits[:depth], None, report, REPORT_BYTES)
 
     def leave(self, member: Member) -> None:
-        """The last word."""
-        for bits in member.shards.publish_bits:
+        """The last word, twice: who misses it believes until its own probe."""
+        for bits in 2 * member.shards.publish_bits:
             self.spread(member, bits, None, LeavingHeard(member.peer_id, member.incarnation), REPORT_BYTES)
 
     def refute(self, member: Member, effect: membership.RefuteSelf) -> None:
@@ -154,7 +151,7 @@ class Gossip:
         while place < len(hearers):
             delay_us += HOP_US + world.regions.one_way_us(publisher.number, hearers[place].number)
             end = min(len(hearers), place + width)
-            world.calendar.put(world.calendar.now_us + delay_us, _WAVE, place << 32 | end, news)
+            world.calendar.put(world.calendar.now_us + delay_us, WAVE, place << 32 | end, news)
             place, width = end, width * DEGREE
 
     def wave(self, place: int, news: News) -> None:
@@ -202,8 +199,3 @@ class Gossip:
                 self._world.tell(member, event)
             else:
                 self._until_duplicate -= 1
-
-
-def shard_of(world: "Overlay", number: int, said: Said) -> str:
-    """The bits of the shard that a peer announces in."""
-    return world.traits[number].bits[: said.shard_depth]

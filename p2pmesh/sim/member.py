@@ -11,6 +11,7 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.admission import AdmissionMachine
 from p2pmesh.core.membership import Effect, Event, MembershipMachine
+from p2pmesh.core.records import RecordsMachine
 from p2pmesh.core.shards import ShardMachine, shard_bits_of
 from p2pmesh.sim.chance import Draws, mixed
 from p2pmesh.sim.directory import hash_of
@@ -81,7 +82,8 @@ class Member:
 
     __slots__ = (
         "admission", "announce_at", "connected_since", "connections", "failed", "handle", "incarnation", "is_joined",
-        "is_up", "machine", "models", "number", "peer_id", "relays", "said", "seed", "sequence", "shard_wake_us",
+        "is_up", "machine", "models", "number", "peer_id", "records",
+        "records_wake_us", "relays", "said", "seed", "sequence", "shard_wake_us",
         "shards", "started_us", "topics", "traits", "wake_us",
     )  # fmt: skip
 
@@ -96,6 +98,8 @@ class Member:
         self.handle: Callable[[Event, Micros], tuple[Effect, ...]] = self.machine.handle
         self.shards = ShardMachine(traits.peer_id)
         self.admission = AdmissionMachine()
+        self.records = RecordsMachine(self.seed)
+        self.records_wake_us = NEVER
         self.incarnation = now_us + 1
         self.sequence = 0
         self.said: Said | None = None

@@ -7,7 +7,6 @@ effects. What must hold is ``sim.audit``'s.
 """
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 from p2pmesh.base.ids import PeerId
@@ -15,15 +14,13 @@ from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership, shards
 from p2pmesh.sim.arrivals import Arrivals
 from p2pmesh.sim.audit import Audit
-from p2pmesh.sim.calendar import Calendar
+from p2pmesh.sim.calendar import ANNOUNCE, ANSWER, CALL, SHARDS, WAKE, WAVE, Calendar
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.directory import Directory
 from p2pmesh.sim.finding import Finding
 from p2pmesh.sim.fold import Fold
 from p2pmesh.sim.gossip import Gossip
-from p2pmesh.sim.member import NEVER, Member, Traits, draw_traits
-from p2pmesh.sim.overlay_faults import schedule_faults
-from p2pmesh.sim.overlay_report import OverlayReport, make_report
+from p2pmesh.sim.member import NEVER, Member, Said, Traits, draw_traits
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.peer import peer_id_of
 from p2pmesh.sim.probing import Probing
@@ -44,17 +41,6 @@ _EFFECTS = (
     membership.RefuteSelf,
 )  # fmt: skip
 _CODES: dict[type[Any], int] = {kind: number + 1 << 40 for number, kind in enumerate(_EFFECTS)}
-
-
-class Kind(IntEnum):
-    """Entries of the calendar."""
-
-    WAKE = 1
-    ANSWER = 2
-    WAVE = 3
-    ANNOUNCE = 4
-    SHARDS = 5
-    CALL = 6
 
 
 class Overlay:
@@ -108,10 +94,9 @@ class Overlay:
         return number
 
     # --- time ---------------------------------------------------------------------
-    def run(self) -> OverlayReport:
+    def run(self) -> None:
         """The whole scenario, with the invariants checked on the way."""
         self.arrivals.schedule_starts()
-        schedule_faults(self)
         self.finding.schedule()
         end_us = self.scenario.duration_us
         for moment_us in range(CHECK_US, end_us, CHECK_US):
@@ -120,15 +105,14 @@ class Overlay:
         self._run_until(end_us)
         self.audit.check()
         self.audit.finish()
-        return make_report(self)
 
     def at(self, when_us: int, action: Callable[[], None]) -> None:
         """Something that happens once."""
-        self.calendar.put(when_us, Kind.CALL, 0, action)
+        self.calendar.put(when_us, CALL, 0, action)
 
     def after(self, delay_us: int, action: Callable[[], None]) -> None:
         """The same, from now."""
-        self.calendar.put(self.calendar.now_us + delay_us, Kind.CALL, 0, action)
+        self.calendar.put(self.calendar.now_us + delay_us, CALL, 0, action)
 
     def _run_until(self, end_us: int) -> None:
         take, fold = self.calendar.take, self.fold
@@ -138,15 +122,15 @@ class Overlay:
             if entry is None:
                 break
             kind = entry[2]
-            if kind == Kind.WAKE:
+            if kind == WAKE:
                 wake(entry[4], entry[0])
-            elif kind == Kind.ANSWER:
+            elif kind == ANSWER:
                 answer(entry[4])
-            elif kind == Kind.WAVE:
+            elif kind == WAVE:
                 wave(entry[3], entry[4])
-            elif kind == Kind.ANNOUNCE:
+            elif kind == ANNOUNCE:
                 self.gossip.announce_when_due(entry[4], entry[0])
-            elif kind == Kind.SHARDS:
+            elif kind == SHARDS:
                 self._wake_shards(entry[4], entry[0])
             else:
                 entry[4]()
@@ -168,7 +152,7 @@ class Overlay:
 
     def answer_at(self, when_us: int, member: Member, event: Any) -> None:
         """An event for later; the machine need not be woken for its deadline before."""
-        self.calendar.put(when_us, Kind.ANSWER, 0, (member, event))
+        self.calendar.put(when_us, ANSWER, 0, (member, event))
         if when_us < member.wake_us:
             member.wake_us = when_us
 
@@ -193,7 +177,7 @@ class Overlay:
         due = member.machine.deadline()
         if due is not None and due < member.wake_us:
             member.wake_us = due
-            self.calendar.put(due, Kind.WAKE, 0, member)
+            self.calendar.put(due, WAKE, 0, member)
 
     def perform(self, member: Member, effects: tuple[Any, ...]) -> None:
         """Carries effects out, each with its trace in the digest."""
@@ -226,7 +210,18 @@ class Overlay:
         said = member.machine.find(effect.peer)
         if said is not None:
             self.audit.on_heard(member, effect, said)
-            self.tell_shards(member, shards.PeerHeard(effect.peer, said.shard_depth))
+            if self._is_in_earshot(member, said):
+                self.tell_shards(member, shards.PeerHeard(effect.peer, said.shard_depth))
+            else:
+                self.tell(member, membership.OutOfEarshot(effect.peer))
+
+    def _is_in_earshot(self, member: Member, said: Said) -> bool:
+        return self.traits[said.number].bits[: said.shard_depth] in member.topics
+
+    def _forget_those_out_of_earshot(self, member: Member) -> None:
+        for said in member.machine.announcements():
+            if not self._is_in_earshot(member, said):
+                self.tell(member, membership.OutOfEarshot(PeerId(said.peer_id)))
 
     def _gone(self, member: Member, effect: Any) -> None:
         self.audit.on_gone(member, effect)
@@ -244,11 +239,12 @@ class Overlay:
                     self.gossip.stop_listening(member, bits)
                 case shards.Moved(depth, left_bits):
                     self.fold.line.append(depth)
+                    self._forget_those_out_of_earshot(member)
                     self.arrivals.on_moved(member, left_bits)
         due = member.shards.deadline()
         if due is not None and due < member.shard_wake_us:
             member.shard_wake_us = due
-            self.calendar.put(due, Kind.SHARDS, 0, member)
+            self.calendar.put(due, SHARDS, 0, member)
 
     def _wake_shards(self, member: Member, when_us: int) -> None:
         if when_us != member.shard_wake_us or not member.is_up:
@@ -258,10 +254,3 @@ class Overlay:
 
 
 _ABOUT_REPORTERS = (membership.ReporterMuted, membership.RefuteSelf)
-
-
-def simulate_overlay(
-    scenario: OverlayScenario, peers: int, seed: int, recorder: Recorder | None = None
-) -> OverlayReport:
-    """Runs a scenario with so many peers at first."""
-    return Overlay(scenario, peers, seed, recorder).run()

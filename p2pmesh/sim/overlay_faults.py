@@ -4,14 +4,13 @@ Who is hit is drawn from the seed and the fault's place in the list, so that one
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.membership import DownReported
 from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.sim.chance import PER_MILLION, Draws
-from p2pmesh.sim.gossip import shard_of
 from p2pmesh.sim.member import Member, Said
+from p2pmesh.sim.overlay import Overlay
 from p2pmesh.sim.overlay_scenario import (
     ClockStep,
     Eclipse,
@@ -28,21 +27,19 @@ from p2pmesh.sim.scenario import MINUTE_US, SECOND_US, Crash, Partition
 from p2pmesh.sim.traffic import REPORT_BYTES
 from p2pmesh.wire.announcement import life_ms
 
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
-
 HOUR_US = 60 * MINUTE_US
-GRIND_BITS = 12
-"""Leading bits that an eclipse's identities share with the victim: 4096 keys to make for each, a moment's work."""
+GRIND_BITS = 8
+"""Leading bits that an eclipse's identities share with the victim: 256 keys to make for each, a moment's work."""
+MAX_TRIES = 100_000
 
 
-def schedule_faults(world: "Overlay") -> None:
+def schedule_faults(world: Overlay) -> None:
     """All faults of the scenario."""
     for place, fault in enumerate(world.scenario.faults):
         _schedule(world, fault, Draws(world.seed, f"fault {place}"))
 
 
-def _schedule(world: "Overlay", fault: OverlayFault, draws: Draws) -> None:  # noqa: C901  one line per kind of fault
+def _schedule(world: Overlay, fault: OverlayFault, draws: Draws) -> None:  # noqa: C901  one line per kind of fault
     match fault:
         case Crash(at_us, number, down_us):
             if number < world.first_peers:
@@ -73,29 +70,29 @@ def _schedule(world: "Overlay", fault: OverlayFault, draws: Draws) -> None:  # n
             world.at(at_us, partial(_eclipse, world, count, draws))
 
 
-def _chosen(world: "Overlay", share: int, draws: Draws) -> tuple[int, ...]:
+def _chosen(world: Overlay, share: int, draws: Draws) -> tuple[int, ...]:
     """So many of the first peers, the founder never among them."""
     return tuple(number for number in range(1, world.first_peers) if draws.happens(share))
 
 
-def _crash(world: "Overlay", number: int, down_us: int | None) -> None:
+def _crash(world: Overlay, number: int, down_us: int | None) -> None:
     world.arrivals.crash(number)
     if down_us is not None:
         world.after(down_us, partial(world.arrivals.start, number))
 
 
-def _partition(world: "Overlay", boundary: int | None) -> None:
+def _partition(world: Overlay, boundary: int | None) -> None:
     world.regions.partition(boundary)
     world.audit.on_partition_changed()
     world.arrivals.on_partition_changed()
 
 
-def _step_clock(world: "Overlay", number: int, step_us: int) -> None:
+def _step_clock(world: Overlay, number: int, step_us: int) -> None:
     world.traits[number].clock_us += step_us
     world.gossip.has_wrong_clocks = True
 
 
-def _schedule_loss(world: "Overlay", fault: Loss) -> None:
+def _schedule_loss(world: Overlay, fault: Loss) -> None:
     links = world.scenario.links
     world.at(fault.at_us, partial(world.gossip.lose, fault.drop, fault.duplicate))
     world.at(fault.at_us, partial(world.probing.lose, fault.probe_drop))
@@ -104,14 +101,14 @@ def _schedule_loss(world: "Overlay", fault: Loss) -> None:
 
 
 # --- churn ---------------------------------------------------------------------------
-def _schedule_turnover(world: "Overlay", fault: Turnover, draws: Draws) -> None:
+def _schedule_turnover(world: Overlay, fault: Turnover, draws: Draws) -> None:
     span_us = min(fault.until_us, world.scenario.duration_us) - fault.from_us
     count = world.first_peers * fault.per_hour * max(0, span_us) // (PER_MILLION * HOUR_US)
     for _ in range(count):
         world.at(fault.from_us + draws.below(span_us), partial(_turn_over, world, fault, draws))
 
 
-def _turn_over(world: "Overlay", fault: Turnover, draws: Draws) -> None:
+def _turn_over(world: Overlay, fault: Turnover, draws: Draws) -> None:
     member = world.arrivals.pick_live(draws)
     if member.number == 0:
         return
@@ -125,7 +122,11 @@ def _turn_over(world: "Overlay", fault: Turnover, draws: Draws) -> None:
 
 
 # --- liars and sybils -------------------------------------------------------------------
-def _lie(world: "Overlay", number: int, fault: FalseReports, draws: Draws) -> None:
+def _shard_of(world: Overlay, said: Said) -> str:
+    return world.traits[said.number].bits[: said.shard_depth]
+
+
+def _lie(world: Overlay, number: int, fault: FalseReports, draws: Draws) -> None:
     if world.now_us >= fault.until_us:
         return
     world.after(fault.every_us, partial(_lie, world, number, fault, draws))
@@ -135,23 +136,23 @@ def _lie(world: "Overlay", number: int, fault: FalseReports, draws: Draws) -> No
         return
     said = known[draws.below(len(known))]
     report = DownReported(member.peer_id, PeerId(said.peer_id), said.incarnation)
-    world.gossip.spread(member, shard_of(world, said.number, said), None, report, REPORT_BYTES)
+    world.gossip.spread(member, _shard_of(world, said), None, report, REPORT_BYTES)
 
 
-def _pick_attacker(world: "Overlay", draws: Draws) -> Member:
+def _pick_attacker(world: Overlay, draws: Draws) -> Member:
     while True:
         member = world.arrivals.pick_live(draws)
         if member.is_joined and not member.traits.is_nat and member.number > 0:
             return member
 
 
-def _eclipse(world: "Overlay", count: int, draws: Draws) -> None:
+def _eclipse(world: Overlay, count: int, draws: Draws) -> None:
     victim = world.arrivals.pick_live(draws)
     world.audit.victim = victim.number
     _make_up(world, count, victim, draws)
 
 
-def _make_up(world: "Overlay", count: int, victim: Member | None, draws: Draws) -> None:
+def _make_up(world: Overlay, count: int, victim: Member | None, draws: Draws) -> None:
     """Identities whose announcements the attacker gossips, and for which it answers probes."""
     attacker = _pick_attacker(world, draws)
     for _ in range(count):
@@ -162,16 +163,17 @@ def _make_up(world: "Overlay", count: int, victim: Member | None, draws: Draws) 
         world.after(delay_us, partial(_speak_for, world, attacker, number, 1, victim))
 
 
-def _ground(world: "Overlay", victim: Member, draws: Draws) -> PeerId:
+def _ground(world: Overlay, victim: Member, draws: Draws) -> PeerId:
     """A peer id that falls into the victim's shard."""
     wanted = victim.traits.bits[:GRIND_BITS]
-    while True:
+    for _ in range(MAX_TRIES):
         peer_id = peer_id_of(100_000 + draws.below(899_999))
         if peer_id not in world.numbers and shard_bits_of(peer_id, GRIND_BITS) == wanted:
             return peer_id
+    raise RuntimeError(f"no identity left that begins with {wanted}")
 
 
-def _speak_for(world: "Overlay", attacker: Member, number: int, sequence: int, victim: Member | None) -> None:
+def _speak_for(world: Overlay, attacker: Member, number: int, sequence: int, victim: Member | None) -> None:
     if not attacker.is_up:
         return
     traits = world.traits[number]
@@ -180,5 +182,5 @@ def _speak_for(world: "Overlay", attacker: Member, number: int, sequence: int, v
     interval_us = attacker.shards.interval_us
     said.life_us = life_ms(interval_us // 1000) * 1000
     said.expires_us = world.now_us + said.life_us
-    world.gossip.spread(attacker, shard_of(world, number, said), said, None, 1000)
+    world.gossip.spread(attacker, _shard_of(world, said), said, None, 1000)
     world.after(min(interval_us, 120 * SECOND_US), partial(_speak_for, world, attacker, number, sequence + 1, victim))

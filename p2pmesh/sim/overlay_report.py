@@ -1,18 +1,21 @@
 """What came of a simulation of the overlay: figures, the bars they are held to, and a table for people."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from p2pmesh.base.quantities import KIB
 from p2pmesh.sim.finding import BOUND_US
+from p2pmesh.sim.overlay import Overlay
+from p2pmesh.sim.overlay_faults import schedule_faults
+from p2pmesh.sim.overlay_scenario import OverlayScenario
+from p2pmesh.sim.recorder import Recorder
 from p2pmesh.sim.scenario import MINUTE_US, SECOND_US
-
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
 
 LONG_UP_US = 10 * MINUTE_US
 """A peer's rate counts if it ran at least as long, over all of its runs."""
 TRAFFIC_BOUND = 2 * KIB
+MADE_UP_BOUND_PERCENT = 50
+"""Of the largest share of any honest view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,17 @@ def spread_of(values: list[int]) -> Spread:
     return Spread(count, sum(ordered) // count, ordered[count // 2], p99, ordered[-1])
 
 
-def make_report(world: "Overlay") -> OverlayReport:
+def simulate_overlay(
+    scenario: OverlayScenario, peers: int, seed: int, recorder: Recorder | None = None
+) -> OverlayReport:
+    """Runs a scenario with so many peers at first."""
+    world = Overlay(scenario, peers, seed, recorder)
+    schedule_faults(world)
+    world.run()
+    return make_report(world)
+
+
+def make_report(world: Overlay) -> OverlayReport:
     """All figures of a world whose scenario is over."""
     audit, searches = world.audit, world.finding.searches
     sent, received = _rates(world)
@@ -90,7 +103,7 @@ def make_report(world: "Overlay") -> OverlayReport:
     in_time = sum(found_us <= BOUND_US for found_us in found)
     in_time_per_million = 1_000_000 * in_time // seekers if seekers else 1_000_000
     detection = spread_of(audit.detected_us)
-    bars = (
+    bars: tuple[Bar, ...] = (
         _at_most("control traffic out, mean", sent.mean, TRAFFIC_BOUND, "B/s"),
         _at_most("control traffic in, mean", received.mean, TRAFFIC_BOUND, "B/s"),
         _at_most("control traffic out, p99", sent.p99, TRAFFIC_BOUND, "B/s"),
@@ -98,6 +111,9 @@ def make_report(world: "Overlay") -> OverlayReport:
         Bar("new model found in 60 s", in_time_per_million, 990_000, "per million", in_time_per_million >= 990_000),
         _at_most("believed alive 300 s after the end", audit.believed_late, 0, "beliefs"),
     )
+    if any(traits.host != traits.number for traits in world.traits):
+        most = max(audit.most_sybil_share, audit.victim_sybil_share)
+        bars += (_at_most("made-up identities in a view", most, MADE_UP_BOUND_PERCENT, "%"),)
     return OverlayReport(
         world.scenario.name, world.first_peers, world.seed, world.now_us, world.events, world.calendar.taken,
         world.gossip.receipts, world.probing.sent, world.fold.digest(), len(world.live), _depths(world),
@@ -112,7 +128,7 @@ def _at_most(name: str, measured: int, bound: int, unit: str) -> Bar:
     return Bar(name, measured, bound, unit, measured <= bound)
 
 
-def _rates(world: "Overlay") -> tuple[Spread, Spread]:
+def _rates(world: Overlay) -> tuple[Spread, Spread]:
     sent, received = [], []
     hosts = {traits.host for traits in world.traits if traits.host != traits.number}
     for traits in world.traits:
@@ -123,12 +139,12 @@ def _rates(world: "Overlay") -> tuple[Spread, Spread]:
     return spread_of(sent), spread_of(received)
 
 
-def _by_cause(world: "Overlay") -> dict[str, int]:
+def _by_cause(world: Overlay) -> dict[str, int]:
     up_s = max(1, sum(traits.up_us for traits in world.traits) // SECOND_US)
     return {cause: total // up_s for cause, total in world.ledger.by_cause().items()}
 
 
-def _depths(world: "Overlay") -> dict[str, int]:
+def _depths(world: Overlay) -> dict[str, int]:
     found: dict[int, int] = {}
     for member in world.live:
         found[member.shards.depth] = found.get(member.shards.depth, 0) + 1

@@ -134,7 +134,7 @@ class Eclipse:
     """The same, with identities that were searched for until they fell into the shard of one victim."""
 
     at_us: int = required(0, DAY_US)
-    count: int = required(1, 10_000)
+    count: int = required(1, 1000)
 
 
 OverlayFault = (

@@ -5,8 +5,6 @@ connections that it opened itself, those to its relays included. A peer that cra
 still up, and is silent otherwise; one across a partition is silent.
 """
 
-from typing import TYPE_CHECKING
-
 from p2pmesh.core.membership import (
     IndirectAnswered,
     ProbeAnswered,
@@ -17,10 +15,8 @@ from p2pmesh.core.membership import (
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.member import Member
 from p2pmesh.sim.scenario import SECOND_US
+from p2pmesh.sim.surroundings import Surroundings
 from p2pmesh.sim.traffic import DIAL_BYTES, FRAMING_BYTES, IDENTIFY_BYTES, PROBE_BYTES, STREAM_BYTES, Cause
-
-if TYPE_CHECKING:
-    from p2pmesh.sim.overlay import Overlay
 
 HELPER_PATIENCE_US = 3 * SECOND_US
 """A helper that hears nothing says so after this."""
@@ -34,7 +30,7 @@ TRIED_BYTES = 60
 class Probing:
     """Questions and answers between peers."""
 
-    def __init__(self, world: "Overlay") -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._draws = Draws(world.seed, "probes")
         self._drop = self._until_drop = 0
@@ -108,7 +104,8 @@ class Probing:
         if not target.traits.is_nat:
             return None
         world = self._world
-        for number in target.relays:
+        turn = (self.sent + member.number) % max(1, len(target.relays))
+        for number in target.relays[turn:] + target.relays[:turn]:
             side = world.regions.same_side
             if world.members[number] is not None and side(number, target.number) and side(number, member.number):
                 return number

@@ -6,7 +6,7 @@ The recording holds the events of the peer's last run, deadlines included; ``sim
 from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.base.ids import PeerId
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.admission import AdmissionMachine
 from p2pmesh.core.membership import AnnouncementReceived, Effect, Event, MembershipMachine
@@ -15,7 +15,7 @@ from p2pmesh.sim.replay import Recorded, decode_recording, encode_recording, rec
 from p2pmesh.wire.announcement import Announcement, ServedModel
 
 MAX_RECORDED = 1_000_000
-MESH_ID = "5" * 32
+MESH_ID = MeshId("5" * 32)
 
 
 class Recorder:

@@ -31,6 +31,7 @@ topic few stay outside."""
 KEEPALIVE_BYTES_PER_S = 30
 """Per connection and direction: a ping of 30 bytes and the answer to the other's, each two seconds."""
 LINKS_ANNOUNCED = 8
+"""One for each connection that is kept."""
 PASS_BYTES = 420
 """A pass chain of two with its envelope."""
 REPORT_BYTES = 330
@@ -113,6 +114,13 @@ class TrafficLedger:
         self.sent[number] += sent
         self.received[number] += received
         self._by_cause[cause] += sent + received
+
+    def forget(self) -> None:
+        """All counters back to nothing: what stood at the start was paid before it."""
+        for column in (self.gossip, self.sent, self.received):
+            for number in range(len(column)):
+                column[number] = 0
+        self._by_cause = [0] * len(Cause)
 
     def totals(self, number: int) -> tuple[int, int]:
         """All bytes that a peer sent, and received."""

@@ -1,0 +1,33 @@
+"""Pins the digests of all scenarios anew: ``python -m tests.sim.regenerate``.
+
+A digest changes with every decision of a machine. Look at why it did before pinning it.
+"""
+
+import json
+from pathlib import Path
+
+from p2pmesh.sim.overlay_report import simulate_overlay
+from p2pmesh.sim.overlay_scenario import OverlayScenario
+from p2pmesh.sim.scenario_file import builtin_names, builtin_scenario
+from p2pmesh.sim.world import simulate
+
+DIGESTS = Path(__file__).parent / "digests.json"
+PEERS = {"runs": 30, "overlay": 40}
+SEED = 5
+
+
+def digest_of(name: str) -> str:
+    """The digest of a scenario of the package, small."""
+    scenario = builtin_scenario(name)
+    if isinstance(scenario, OverlayScenario):
+        return simulate_overlay(scenario, PEERS["overlay"], SEED).digest
+    return simulate(scenario, PEERS["runs"], SEED).digest
+
+
+def digests() -> dict[str, str]:
+    """All of them."""
+    return {name: digest_of(name) for name in builtin_names()}
+
+
+if __name__ == "__main__":
+    DIGESTS.write_text(json.dumps(digests(), indent=2) + "\n", encoding="utf-8")

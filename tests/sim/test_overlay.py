@@ -1,0 +1,217 @@
+"""Whole simulations of the overlay: what must hold under every fault, what bites, and equal digests."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core import membership
+from p2pmesh.core.membership import MembershipMachine
+from p2pmesh.sim.overlay import Overlay
+from p2pmesh.sim.overlay_faults import schedule_faults
+from p2pmesh.sim.overlay_report import OverlayReport, Spread, describe_overlay, make_report, simulate_overlay, spread_of
+from p2pmesh.sim.overlay_scenario import (
+    FalseReports,
+    Loss,
+    OverlayFault,
+    OverlayPopulation,
+    OverlayScenario,
+    RegionLinks,
+    Restart,
+    Turnover,
+)
+from p2pmesh.sim.recorder import Recorder, replay_recording
+from p2pmesh.sim.scenario import MINUTE_US, SECOND_US, Crash
+from p2pmesh.sim.scenario_file import builtin_names, builtin_scenario
+from tests.sim.regenerate import DIGESTS, digests
+
+OVERLAYS = [name for name in builtin_names() if isinstance(builtin_scenario(name), OverlayScenario)]
+PROGRAM = "import json; from tests.sim.regenerate import digests; print(json.dumps(digests()))"
+ROOT = Path(__file__).parent.parent.parent
+
+
+def scenario(minutes: int, *faults: OverlayFault) -> OverlayScenario:
+    return OverlayScenario("mine", minutes * MINUTE_US, faults=faults)
+
+
+def world_of(given: OverlayScenario, peers: int, seed: int = 1) -> Overlay:
+    world = Overlay(given, peers, seed)
+    schedule_faults(world)
+    world.run()
+    return world
+
+
+@cache
+def builtin(name: str, peers: int, seed: int) -> OverlayReport:
+    found = builtin_scenario(name)
+    assert isinstance(found, OverlayScenario)
+    return simulate_overlay(found, peers, seed)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize(("peers", "seed"), [(40, 1), (40, 2), (300, 3)])
+def test_what_must_hold_holds_under_every_fault(name: str, peers: int, seed: int) -> None:
+    report = builtin(name, peers, seed)
+    assert report.violations == ()
+    assert report.found_in_time_per_million >= 990_000
+    assert report.searches > 10
+
+
+def test_digests_are_as_pinned_and_do_not_depend_on_the_order_of_hashing() -> None:
+    pinned = json.loads(DIGESTS.read_text(encoding="utf-8"))
+    assert digests() == pinned, "a machine decides otherwise: see why, then python -m tests.sim.regenerate"
+    environment = {**os.environ, "PYTHONHASHSEED": "4242"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == pinned
+
+
+def test_the_seed_and_the_number_of_peers_make_another_run() -> None:
+    reports = [builtin("nat", 40, 1), builtin("nat", 40, 2), simulate_overlay(builtin_scenario("nat"), 41, 1)]  # type: ignore[arg-type]
+    assert len({report.digest for report in reports}) == 3
+    assert simulate_overlay(builtin_scenario("nat"), 41, 1) == reports[2]  # type: ignore[arg-type]
+
+
+def test_an_overlay_that_stands_is_cut_into_shards_and_everybody_knows_its_own() -> None:
+    world = world_of(scenario(2), 400)
+    assert {member.shards.depth for member in world.live} == {2}
+    for member in world.live[::37]:
+        known = {said.peer_id for said in member.machine.announcements()}
+        assert known == {
+            other.peer_id
+            for other in world.live
+            if other is not member and other.traits.bits[:2] == member.traits.bits[:2]
+        }
+
+
+def test_crashes_are_noticed_by_all_that_knew_the_peer_and_leaving_is_heard_at_once() -> None:
+    turnover = Turnover(MINUTE_US, 15 * MINUTE_US, 800_000)
+    report = simulate_overlay(scenario(20, turnover), 60, 1)
+    assert report.crashes > 3
+    assert report.leaves > 1
+    assert report.detection_us.most < 60 * SECOND_US
+    assert report.leaving_us.p50 < 2 * SECOND_US
+    assert report.believed_late == 0
+    assert report.violations == ()
+
+
+def test_a_peer_that_is_back_within_five_seconds_is_known_again() -> None:
+    world = world_of(scenario(4, Restart(60 * SECOND_US, 300_000, 4 * SECOND_US)), 40)
+    assert world.audit.crashes > 5
+    back = {member.peer_id: member.incarnation for member in world.live if member.incarnation > 60 * SECOND_US}
+    assert len(back) == world.audit.crashes
+    for member in world.live:
+        for peer_id, incarnation in back.items():
+            if peer_id != member.peer_id:
+                said = member.machine.find(membership.PeerId(peer_id))
+                assert said is not None
+                assert said.incarnation == incarnation
+
+
+def test_machines_that_believe_no_report_and_probe_nobody_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = MembershipMachine.handle
+
+    def credulous(machine: MembershipMachine[object], event: membership.Event, now: Micros) -> tuple[object, ...]:
+        deaf = (membership.DeadlinePassed, membership.DownReported, membership.ConnectionLost)
+        return () if isinstance(event, deaf) else handle(machine, event, now)
+
+    monkeypatch.setattr(MembershipMachine, "handle", credulous)
+    monkeypatch.setattr(MembershipMachine, "deadline", lambda _: None)
+    report = simulate_overlay(scenario(8, Crash(MINUTE_US, 3)), 20, 1)
+    assert any("alive five minutes after its end" in text for text in report.violations)
+    assert report.believed_late == 19
+
+
+def test_machines_that_believe_whatever_is_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def believe(machine: MembershipMachine[object], _: object, peer: membership.PeerId, *__: object) -> object:
+        if peer in machine._members:
+            machine._remove(peer)
+            return (membership.PeerFailed(peer),)
+        return ()
+
+    monkeypatch.setattr(MembershipMachine, "_on_report", believe)
+    faults = FalseReports(MINUTE_US, 5 * MINUTE_US, 200_000, 60 * SECOND_US)
+    report = simulate_overlay(scenario(6, faults), 30, 1)
+    assert any("which runs and can be reached" in text for text in report.violations)
+
+
+def test_liars_are_muted_and_harm_nobody() -> None:
+    report = builtin("liars", 40, 1)
+    assert report.beliefs["muted"] > 0
+    assert report.beliefs["failed_alive"] == 0
+
+
+def test_a_partition_is_noticed_and_healed_from() -> None:
+    report = builtin("partition-large", 40, 1)
+    assert report.beliefs["suspected"] > 100
+    assert report.view.mean == 39
+
+
+def test_lost_and_doubled_gossip_changes_little() -> None:
+    loss = Loss(MINUTE_US, 9 * MINUTE_US, 300_000, 300_000, 100_000)
+    report = simulate_overlay(scenario(15, loss, Crash(5 * MINUTE_US, 3)), 40, 1)
+    assert report.violations == ()
+    assert report.detection_us.count == 39
+
+
+def test_made_up_identities_fill_views_up_to_their_bound_only_and_hide_no_model() -> None:
+    report = builtin("sybil", 300, 3)
+    assert report.most_sybil_share_percent > 20
+    assert report.view.most <= 256
+    assert report.found_in_time_per_million >= 990_000
+    assert [bar.name for bar in report.bars][-1] == "made-up identities in a view"
+
+
+def test_an_eclipse_hides_no_model_from_its_victim() -> None:
+    report = builtin("eclipse", 300, 3)
+    assert report.victim_sybil_share_percent > 20
+    assert report.found_in_time_per_million >= 990_000
+
+
+def test_an_overlay_that_grows_from_nothing_comes_together() -> None:
+    population = OverlayPopulation(start_window_us=2 * MINUTE_US)
+    world = world_of(dataclasses.replace(scenario(12), population=population), 40)
+    assert all(member.machine.live_count == 39 for member in world.live)
+    assert make_report(world).violations == ()
+
+
+def test_slow_ways_cost_time_and_no_lives() -> None:
+    links = RegionLinks(one_way_us=((250_000,),), region_weights=(1,))
+    report = simulate_overlay(dataclasses.replace(scenario(12), links=links), 40, 1)
+    assert report.violations == ()
+    assert report.beliefs["failed_alive"] == 0
+    assert report.found_us.p50 > builtin("liars", 40, 1).found_us.p50 // 2
+
+
+def test_what_a_peer_was_told_is_recorded_and_its_replay_decides_the_same() -> None:
+    recorder = Recorder(3)
+    given = scenario(6, Crash(MINUTE_US, 5), Crash(2 * MINUTE_US, 3, SECOND_US))
+    without = simulate_overlay(given, 20, 1)
+    world = Overlay(given, 20, 1, recorder)
+    schedule_faults(world)
+    world.run()
+    assert make_report(world) == without
+    machine, effects = replay_recording(recorder.text())
+    assert machine == "membership"
+    member = world.members[3]
+    assert member is not None
+    failed = {effect.peer for _, effect in effects if isinstance(effect, membership.PeerFailed)}
+    known = {effect.peer for _, effect in effects if isinstance(effect, membership.PeerJoined)}
+    assert known - failed == {said.peer_id for said in member.machine.announcements()}
+
+
+def test_a_report_is_a_table_for_people() -> None:
+    lines = describe_overlay(dataclasses.asdict(builtin("nat", 40, 1)))
+    assert any("control traffic out, mean" in line and " met" in line for line in lines)
+
+
+def test_a_spread_of_nothing_is_nothing() -> None:
+    assert spread_of([]) == Spread(0, 0, 0, 0, 0)
+    assert spread_of(list(range(200, 0, -1))) == Spread(200, 100, 101, 199, 200)
