@@ -10,8 +10,7 @@ from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.quantities import KIB, format_size
-from p2pmesh.sim.overlay import simulate_overlay
-from p2pmesh.sim.overlay_report import OverlayReport, describe_overlay
+from p2pmesh.sim.overlay_report import OverlayReport, describe_overlay, simulate_overlay
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.recorder import Recorder, replay_recording
 from p2pmesh.sim.scenario import MAX_SIMULATED_PEERS
