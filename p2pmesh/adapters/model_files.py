@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import Digest
@@ -53,6 +53,23 @@ class Disk:
 
     create: Callable[[Path], BinaryIO] = _create
     free_bytes: Callable[[Path], int] = _free_bytes
+
+
+class OpenSource(Protocol):
+    """An open model: one file, or several that are read as one (``model_source``)."""
+
+    path: Path
+    stamp: FileStamp
+
+    @property
+    def size_bytes(self) -> int:
+        """Length when it was opened."""
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        """Up to ``count`` bytes; fewer only at the end."""
+
+    def has_changed(self) -> bool:
+        """Whether it is no longer what it was when it was opened."""
 
 
 class FileSource:
@@ -111,7 +128,7 @@ def _stamp(status: os.stat_result) -> FileStamp:
     return FileStamp(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def read_pieces(source: FileSource, offset: int, size_bytes: int, checkpoint: Checkpoint) -> Iterator[bytes]:
+def read_pieces(source: OpenSource, offset: int, size_bytes: int, checkpoint: Checkpoint) -> Iterator[bytes]:
     """``size_bytes`` from ``offset`` in pieces of at most 1 MiB; ``GGUF_TRUNCATED`` if the file ends before."""
     position, end = offset, offset + size_bytes
     while position < end:
@@ -126,7 +143,7 @@ def read_pieces(source: FileSource, offset: int, size_bytes: int, checkpoint: Ch
         position += len(piece)
 
 
-def digest_of(source: FileSource, checkpoint: Checkpoint) -> Digest:
+def digest_of(source: OpenSource, checkpoint: Checkpoint) -> Digest:
     """sha256 of the whole file."""
     digest = hashlib.sha256()
     for piece in read_pieces(source, 0, source.size_bytes, checkpoint):
@@ -204,11 +221,12 @@ def remove_leftovers(directory: Path) -> None:
         pid, _, rest = path.name[1:].partition(".")
         if not pid.isascii() or not pid.isdigit() or rest.startswith(_PROCESS_MARK):
             continue
-        if int(pid) == os.getpid() or not _is_running(int(pid)):
+        if int(pid) == os.getpid() or not is_running(int(pid)):
             path.unlink(missing_ok=True)
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Whether a process of this id is there."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

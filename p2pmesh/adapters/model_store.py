@@ -1,11 +1,13 @@
-"""Models on this machine's disk: finding them, cutting stages, keeping received ones (``ports.models.ModelStore``).
+"""Models on this machine's disk: reading them, cutting stages, keeping received ones (``ports.models.ModelStore``).
 
-Owns names, the layout of the home's cache, who may write it at the same time, and its quota. The bytes of a stage are
-``model.stage_file``'s, file primitives ``model_files``', what is remembered between runs ``model_ledger``'s.
+Owns the layout of the home's cache, who may write it at the same time, and its quota. The bytes of a stage are
+``model.stage_file``'s, which model a name means ``model_names``', a model in several files ``model_source``'s, file
+primitives ``model_files``', what is remembered between runs ``model_ledger``'s.
 
 Layout::
 
-    HOME/models/*.gguf              models the operator put there; served under the file's stem
+    HOME/models/**/*.gguf           models the operator put there; served under the file's stem
+    HOME/cache/hub/…                files fetched from the hub (``hub_cache``)
     HOME/cache/models/<name>.gguf   models joined from the parts that pip installs
     HOME/cache/stages/<digest>.gguf stages cut here or received, named by their sha256
     HOME/cache/ledger.json          digests and cuts remembered
@@ -19,7 +21,6 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,8 +28,11 @@ from typing import TypeVar
 import trio
 
 from p2pmesh.adapters import model_files as files
+from p2pmesh.adapters.hub_cache import HubCache
 from p2pmesh.adapters.model_ledger import ModelLedger
+from p2pmesh.adapters.model_names import ModelNames, NamedModel, shown
 from p2pmesh.adapters.model_packages import PackagedModel, installed_models
+from p2pmesh.adapters.model_source import open_model, paths_of_model, stamp_of_model
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
@@ -36,29 +40,20 @@ from p2pmesh.base.quantities import GIB
 from p2pmesh.model.cost import kv_bytes_per_token
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, read_index
+from p2pmesh.model.reference import HUB_HOSTS, HubReference
+from p2pmesh.model.shards import check_not_a_part
 from p2pmesh.model.stage_file import STAGE_FORMAT, Copy, Literal, Segment, plan_stage_file
 from p2pmesh.ports.models import ArtifactWriter, ModelFile, StageArtifact
 
 DEFAULT_QUOTA_BYTES = 64 * GIB
 
-_MAX_HOME_MODELS = 256
 _MAX_INDEXES = 16
 _MAX_MODELS = 64
-_MAX_SHOWN_CHARACTERS = 200
 _WORKERS = 2
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A model by name: its file, or the parts it has yet to be joined from."""
-
-    name: str
-    path: Path
-    package: PackagedModel | None = None
 
 
 class _KeyedLocks:
@@ -124,15 +119,17 @@ class DiskModelStore:
         quota_bytes: int = DEFAULT_QUOTA_BYTES,
         packages: Callable[[], tuple[PackagedModel, ...]] = installed_models,
         disk: files.Disk | None = None,
+        hub_cache: HubCache | None = None,
+        hub_hosts: tuple[str, ...] = HUB_HOSTS,
     ) -> None:
-        self._home_models = models_directory
-        self._joined = cache_directory / "models"
+        joined = cache_directory / "models"
+        self.hub_cache = hub_cache if hub_cache is not None else HubCache(cache_directory / "hub")
+        self._names = ModelNames(models_directory, joined, packages, self.hub_cache, hub_hosts)
         self._stages = cache_directory / "stages"
         self._quota_bytes = quota_bytes
-        self._packages = packages
         self._disk = disk if disk is not None else files.Disk()
         with files.translated(f"cannot use {cache_directory}"):
-            for directory in (models_directory, cache_directory, self._joined, self._stages):
+            for directory in (models_directory, cache_directory, joined, self._stages):
                 directory.mkdir(parents=True, exist_ok=True)
                 files.remove_leftovers(directory)
         self._ledger = ModelLedger(cache_directory / "ledger.json")
@@ -145,29 +142,40 @@ class DiskModelStore:
 
     # --- whole models
 
+    def find(self, reference: str) -> NamedModel | HubReference:
+        """What a reference means, without opening a file: a model here, or what is to be fetched from the hub.
+
+        Blocking. Raises ``ConfigError``: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``MODEL_NOT_A_FILE``.
+        """
+        return self._names.find(reference)
+
     async def resolve(self, reference: str) -> ModelFile:
-        """A path, the name of a pip-installed model or of one in the home; ``ConfigError`` says what is wrong."""
-        named = await self._run(lambda: self._locate(reference))
-        return await self._load(named)
+        """A path, a name, a model that was fetched from the hub before; ``ConfigError`` says what is wrong."""
+        named = await self._run(lambda: self.find(reference))
+        if isinstance(named, HubReference):
+            raise ConfigError(
+                ErrorCode.MODEL_NOT_FOUND, f"{named} is not on this machine: fetch it with p2pmesh models pull {named}"
+            )
+        return await self.load(named)
 
     async def list_models(self) -> tuple[ModelFile, ...]:
         """All that ``resolve`` finds by name and can be served; sorted by name. Joins packaged parts the first time."""
         models: list[ModelFile] = []
-        for named in (await self._run(self._names)).values():
+        for named in await self._run(self._names.all):
             with contextlib.suppress(ConfigError):
-                models.append(await self._load(named))
-        return tuple(sorted(models, key=lambda model: model.name))
+                models.append(await self.load(named))
+        return tuple(sorted(models, key=lambda model: (model.name, model.path)))
 
     async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
         """A local whole model with this digest, if any. Only files of the right size are read."""
         known = await self._run(lambda: self._unchanged_model(digest))
         if known is not None:
             return known
-        for named in (await self._run(self._names)).values():
+        for named in await self._run(self._names.all):
             if not await self._run(partial(_may_be, named, digest, size_bytes)):
                 continue
             with contextlib.suppress(ConfigError):
-                model = await self._load(named)
+                model = await self.load(named)
                 if model.digest == digest:
                     return model
         return None
@@ -221,7 +229,7 @@ class DiskModelStore:
             raise Refused(ErrorCode.REQUEST_INVALID, f"the file has {artifact.size_bytes} bytes, so none at {offset}")
         gone = Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage {artifact.digest[:12]} is no longer on this disk")
         try:
-            source = await self._run(lambda: files.FileSource(Path(artifact.path)))
+            source = await self._run(lambda: open_model(Path(artifact.path)))
         except ConfigError as error:
             raise gone from error
         with source:
@@ -241,40 +249,15 @@ class DiskModelStore:
         """``work`` in a thread; where it calls ``check_cancelled`` it ends early once we are cancelled."""
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
-    def _names(self) -> dict[str, _Named]:
-        """Everything that has a name; the home's own files before packaged ones."""
-        named = {
-            package.name: _packaged(package, self._joined / f"{package.name}.gguf") for package in self._packages()
-        }
-        with files.translated(f"cannot list {self._home_models}"):
-            paths = sorted(self._home_models.glob("*.gguf"))[:_MAX_HOME_MODELS]
-        named.update({path.stem: _Named(path.stem, path) for path in paths if files.stamp_of(path)})
-        return named
-
-    def _locate(self, reference: str) -> _Named:
-        path = Path(reference)
-        if files.stamp_of(path) is not None:
-            return _Named(path.stem, path.absolute())
-        names = self._names()
-        if reference in names:
-            return names[reference]
-        shown = _shown(reference)
-        if _exists(path):
-            kind = "a directory" if path.is_dir() else "no regular file"
-            raise ConfigError(ErrorCode.MODEL_NOT_A_FILE, f"{shown} is {kind}: name the GGUF file itself")
-        known = ", ".join(sorted(names)) or f"none; put a GGUF file into {self._home_models}"
-        raise ConfigError(
-            ErrorCode.MODEL_NOT_FOUND, f"there is no model {shown}; give a path to a GGUF file, or a name: {known}"
-        )
-
-    async def _load(self, named: _Named) -> ModelFile:
+    async def load(self, named: NamedModel) -> ModelFile:
+        """Reads a model that ``find`` found; ``ConfigError`` says what is wrong with its files."""
         async with self._locks.holding(str(named.path)):
             return await self._run(lambda: self._load_blocking(named))
 
-    def _load_blocking(self, named: _Named) -> ModelFile:
+    def _load_blocking(self, named: NamedModel) -> ModelFile:
         if named.package is not None:
             self._join(named.package, named.path)
-        with files.FileSource(named.path) as source:
+        with open_model(named.path) as source:
             index = self._index_of(source)
             digest = self._digest_of(source)
             has_changed = source.has_changed()
@@ -283,12 +266,12 @@ class DiskModelStore:
                 ErrorCode.GGUF_INVALID,
                 f"{named.path} changed while it was read: wait until it is complete, then try again",
             )
-        model = ModelFile(named.name, str(named.path), digest, index.size_bytes, index)
+        model = ModelFile(named.name, str(named.path), digest, index.size_bytes, index, named.source)
         self._models[digest] = model
         _drop_oldest(self._models, _MAX_MODELS)
         return model
 
-    def _index_of(self, source: files.FileSource) -> GgufIndex:
+    def _index_of(self, source: files.OpenSource) -> GgufIndex:
         key = (source.path, source.stamp)
         index = self._indexes.get(key)
         if index is None:
@@ -297,7 +280,7 @@ class DiskModelStore:
             _drop_oldest(self._indexes, _MAX_INDEXES)
         return index
 
-    def _digest_of(self, source: files.FileSource) -> Digest:
+    def _digest_of(self, source: files.OpenSource) -> Digest:
         known = self._ledger.digest(source.path, source.stamp)
         if known is not None:
             return known
@@ -332,7 +315,7 @@ class DiskModelStore:
         if model is None:
             return None
         path = Path(model.path)
-        stamp = files.stamp_of(path)
+        stamp = stamp_of_model(path)
         if stamp is not None and self._ledger.digest(path, stamp) == digest:
             return model
         return None
@@ -346,7 +329,7 @@ class DiskModelStore:
 
     def _write_cut(self, key: str, model: ModelFile, layers: LayerRange) -> StageArtifact:
         plan = plan_stage_file(model.index, layers)
-        with files.FileSource(Path(model.path)) as source:
+        with open_model(Path(model.path)) as source:
             self._require_same(source, model)
             self._make_room(plan.size_bytes)
             with files.pending_file(self._stages, self._disk) as pending:
@@ -358,7 +341,7 @@ class DiskModelStore:
         self._ledger.remember_cut(key, artifact.digest)
         return artifact
 
-    def _require_same(self, source: files.FileSource, model: ModelFile) -> None:
+    def _require_same(self, source: files.OpenSource, model: ModelFile) -> None:
         """The file must still be what its index says; a stamp seen before answers without reading it."""
         if source.size_bytes != model.size_bytes or self._digest_of(source) != model.digest:
             raise _changed(model)
@@ -447,7 +430,7 @@ class DiskModelStore:
 
 
 def _stage_memory_bytes(path: Path, cells: int) -> int:
-    with files.FileSource(path) as source:
+    with open_model(path) as source:
         try:
             index = read_index(source)
             per_token = sum(kv_bytes_per_token(index))
@@ -477,16 +460,17 @@ class _Receiver:
         await self._run(lambda: self._pending.write(data))
 
 
-def _read_model(source: files.FileSource) -> GgufIndex:
+def _read_model(source: files.OpenSource) -> GgufIndex:
     try:
         index = read_index(source)
+        check_not_a_part(index)
         check_model(index)
     except (RemoteProtocolError, ConfigError) as error:
-        raise ConfigError(error.code, f"{_shown(str(source.path))}: {error.message}") from error
+        raise ConfigError(error.code, f"{shown(str(source.path))}: {error.message}") from error
     return index
 
 
-def _write_segment(segment: Segment, source: files.FileSource, pending: files.PendingFile) -> None:
+def _write_segment(segment: Segment, source: files.OpenSource, pending: files.PendingFile) -> None:
     check_cancelled = trio.from_thread.check_cancelled
     if isinstance(segment, Literal):
         pending.write(segment.data)
@@ -498,37 +482,28 @@ def _write_segment(segment: Segment, source: files.FileSource, pending: files.Pe
             pending.write(bytes(min(files.PIECE_BYTES, segment.size_bytes - start)))
 
 
-def _packaged(package: PackagedModel, joined: Path) -> _Named:
-    if len(package.parts) == 1:
-        return _Named(package.name, package.parts[0])
-    return _Named(package.name, joined, package)
-
-
-def _may_be(named: _Named, digest: Digest, size_bytes: int) -> bool:
-    """Whether it is worth opening ``named`` in search of ``digest``."""
+def _may_be(named: NamedModel, digest: Digest, size_bytes: int) -> bool:
+    """Whether it is worth reading ``named`` in search of ``digest``."""
     if named.package is None:
-        stamp = files.stamp_of(named.path)
-        return stamp is not None and stamp.size_bytes == size_bytes
+        return _has_size(named.path, size_bytes)
     if named.package.digest not in (None, digest):
         return False
     return sum(part.stat().st_size for part in named.package.parts) == size_bytes
 
 
-def _changed(model: ModelFile) -> ConfigError:
-    return ConfigError(ErrorCode.GGUF_INVALID, f"{model.path} changed since it was opened: start the node again")
-
-
-def _exists(path: Path) -> bool:
+def _has_size(path: Path, size_bytes: int) -> bool:
+    stamp = stamp_of_model(path)
+    if stamp is None or len(paths_of_model(path)) == 1:
+        return stamp is not None and stamp.size_bytes == size_bytes
     try:
-        return path.exists()
-    except (OSError, ValueError):
+        with open_model(path) as source:  # only the parts' headers tell how long the joined file is
+            return source.size_bytes == size_bytes
+    except ConfigError:
         return False
 
 
-def _shown(text: str) -> str:
-    """``text`` on one line and not too long, for an error message."""
-    printable = "".join(character if character.isprintable() else "?" for character in text)
-    return printable if len(printable) <= _MAX_SHOWN_CHARACTERS else printable[:_MAX_SHOWN_CHARACTERS] + "…"
+def _changed(model: ModelFile) -> ConfigError:
+    return ConfigError(ErrorCode.GGUF_INVALID, f"{model.path} changed since it was opened: start the node again")
 
 
 def _drop_oldest(entries: dict[_K, _V], most: int) -> None:

@@ -11,13 +11,18 @@ from p2pmesh.model.gguf import GgufIndex
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A whole model: its name for clients, its file, what it holds."""
+    """A whole model: its name for clients, its file, what it holds.
+
+    Of a model in several files, ``path`` is the first; digest, size and index are those of the file that they were
+    split from. ``source`` is where it was fetched from, pinned to a commit; empty for a file of the operator's own.
+    """
 
     name: str
     path: str
     digest: Digest
     size_bytes: int
     index: GgufIndex
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
