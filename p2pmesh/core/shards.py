@@ -257,4 +257,4 @@ class ShardMachine:
 
 
 def _shared_length(one: str, other: str) -> int:
-    return next((index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), len(one))
+    return len(one) - (int(one or "0", 2) ^ int(other or "0", 2)).bit_length()
