@@ -122,6 +122,8 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
                 _C.INVITE_REVOKED,
                 _C.INVITE_EXHAUSTED,
                 _C.DISK_FULL,
+                _C.HUB_UNREACHABLE,
+                _C.HUB_REFUSED,
                 _C.INTERNAL,
             ),
             HttpError(500, SERVER),

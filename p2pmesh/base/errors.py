@@ -57,6 +57,8 @@ class ErrorCode(StrEnum):
     ARTIFACT_UNKNOWN = "artifact_unknown"
     ARTIFACT_CORRUPT = "artifact_corrupt"
     DISK_FULL = "disk_full"
+    HUB_UNREACHABLE = "hub_unreachable"
+    HUB_REFUSED = "hub_refused"
     OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"

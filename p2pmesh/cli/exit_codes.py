@@ -71,6 +71,8 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.DEADLINE_EXCEEDED: 51,
         _C.CANCELLED: 52,
         _C.SHUTTING_DOWN: 53,
+        _C.HUB_UNREACHABLE: 54,
+        _C.HUB_REFUSED: 55,
         # requests of ``p2pmesh chat`` and ``status``
         _C.REQUEST_INVALID: 60,
         _C.REQUEST_TOO_LARGE: 61,
