@@ -161,7 +161,7 @@ class LoadStage:
     needed_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
     context_tokens: int = declared(Integer(16, 2**24))
     lanes: int = declared(Integer(1, MAX_LANES))
-    wire_dtype: int = declared(Integer(1, 2))
+    wire_dtype: int = declared(Integer(1, 6))
 
     def __post_init__(self) -> None:
         if self.index >= len(self.stages):

@@ -1,14 +1,14 @@
 """``/skippy-stage/2``: the binary stage frame, bytes <-> ``StageFrame``.
 
 Owns the header, the limits and every check that needs no knowledge of a run. Who may send which frame, and in which
-order, is decided in ``core`` and ``node``. Normative text: ``protocols/skippy-stage-2.md``.
+order, is decided in ``core`` and ``node``; what an activation's bytes mean, in ``wire.activation``. Normative text:
+``protocols/skippy-stage-2.md``.
 
 A frame on a stream is ``u32 length`` (little-endian, of what follows) and then ``length`` bytes: the fixed header of
 ``HEADER_BYTES``, the token ids, the body. The body is an activation (``ROWS`` kinds), a msgpack map (``BEGIN``), or
 UTF-8 text (``ERROR``).
 """
 
-import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -27,6 +27,8 @@ from p2pmesh.base.limits import (
     MAX_STAGES,
     MAX_TOKENS_PER_FRAME,
 )
+from p2pmesh.wire.activation import decode_rows, encode_rows, row_bytes
+from p2pmesh.wire.dtype import WireDtype as WireDtype
 from p2pmesh.wire.schema import as_line
 
 VERSION = 2
@@ -55,23 +57,14 @@ class FrameKind(IntEnum):
     END = 10  # the sequence is complete; its lane is free
 
 
-class WireDtype(IntEnum):
-    """Element type of an activation body; NONE where there is none."""
-
-    NONE = 0
-    F32 = 1
-    F16 = 2
-
-
 class FrameFlag(IntFlag):
     """Bits of the flags byte."""
 
     NONE = 0
     SAMPLE = 1  # PREFILL: the last row is to be sampled (the last chunk of a prompt)
-    WIDENED = 2  # the sender was to send f16 and sent f32: a value does not fit
+    WIDENED = 2  # the sender was to send another dtype and sent f32: a value does not fit
 
 
-ELEMENT_BYTES = {WireDtype.NONE: 0, WireDtype.F32: 4, WireDtype.F16: 2}
 _ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
 _WITH_TOKENS = (*_ROWS, FrameKind.TOKEN)
 _FLAGS_ALLOWED = {
@@ -79,8 +72,6 @@ _FLAGS_ALLOWED = {
     FrameKind.DECODE: int(FrameFlag.WIDENED),
 }
 _BODY_CAPS = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
-_F16_OVERFLOWS = 65_520.0
-"""The smallest magnitude that rounds to an infinity of IEEE 754 binary16, whose largest number is 65504."""
 _ZERO_ID = bytes(ID_BYTES)
 # Calling an enum class costs several times a table; these three stand in the path of every decoded token.
 _KINDS = {int(kind): kind for kind in FrameKind}
@@ -243,7 +234,7 @@ def _check_length(kind: FrameKind, dtype: WireDtype, count: int, hidden_size: in
         if not 0 <= body_bytes <= cap:
             raise _broken(ErrorCode.FRAME_LENGTH_INVALID, f"{body_bytes} body bytes in {kind.name}; allowed {cap}")
         return
-    exact = count * hidden_size * ELEMENT_BYTES[dtype]
+    exact = count * row_bytes(dtype, hidden_size)
     if body_bytes != exact or exact > MAX_STAGE_BODY_BYTES:
         raise _broken(
             ErrorCode.FRAME_LENGTH_INVALID, f"{body_bytes} body bytes in {kind.name}; the header means {exact}"
@@ -253,34 +244,18 @@ def _check_length(kind: FrameKind, dtype: WireDtype, count: int, hidden_size: in
 def encode_activation(rows: NDArray[np.float32], dtype: WireDtype) -> tuple[bytes, WireDtype, FrameFlag]:
     """Body bytes of activation rows, shape ``(tokens, hidden_size)``, in ``dtype``.
 
-    Never emits an infinity: rows that do not fit f16 travel as f32 and the flag says so. A non-finite input is a
-    broken engine and raises ``ValueError``.
+    Never emits an infinity: rows that do not fit travel as f32 and the flag says so. A non-finite input is a broken
+    engine and raises ``ValueError``.
     """
-    rows = rows.astype("<f4", copy=False)
-    largest = _largest_magnitude(rows)
-    if not largest < math.inf:
-        raise ValueError("an activation holds a NaN or an infinity")
-    if dtype is not WireDtype.F16:
-        return rows.tobytes(), WireDtype.F32, FrameFlag.NONE
-    if largest < _F16_OVERFLOWS:
-        return rows.astype("<f2").tobytes(), WireDtype.F16, FrameFlag.NONE
-    return rows.tobytes(), WireDtype.F32, FrameFlag.WIDENED
+    body, sent = encode_rows(rows, dtype)
+    return body, sent, FrameFlag.NONE if sent is dtype else FrameFlag.WIDENED
 
 
 def decode_activation(frame: StageFrame) -> NDArray[np.float32]:
     """Rows of a frame, shape ``(tokens, hidden_size)``, float32; raises on a NaN, an infinity or no activation."""
     if frame.dtype is WireDtype.NONE:
         raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"{frame.kind.name} without an activation")
-    element = "<f4" if frame.dtype is WireDtype.F32 else "<f2"
-    flat = np.frombuffer(frame.body, dtype=element).astype(np.float32, copy=False)
-    if not _largest_magnitude(flat) < math.inf:
-        raise _broken(ErrorCode.FRAME_VALUE_INVALID, "an activation holds a NaN or an infinity")
-    return flat.reshape(len(frame.tokens), frame.hidden_size)
-
-
-def _largest_magnitude(values: NDArray[np.float32]) -> float:
-    """The largest absolute value; NaN if any is NaN. Two passes, no copy; bare ufuncs, since each token pays."""
-    return float(max(np.maximum.reduce(values, axis=None), -np.minimum.reduce(values, axis=None)))
+    return decode_rows(frame.body, frame.dtype, len(frame.tokens), frame.hidden_size)
 
 
 def is_zero_id(identifier: bytes) -> bool:

@@ -24,7 +24,15 @@ Read = Callable[[bytes], object]
 _INPUTS = ("data", "body", "text", "prefix", "message", "payload", "frame")
 _DONE_ELSEWHERE = frozenset(
     # Parts of what the readers of streams below do as a whole.
-    {"decode_length", "decode_varint", "decode_kind", "decode_fields", "decode_activation", "decode_error"}
+    {
+        "decode_length",
+        "decode_varint",
+        "decode_kind",
+        "decode_fields",
+        "decode_activation",
+        "decode_rows",
+        "decode_error",
+    }
 )
 
 

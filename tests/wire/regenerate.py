@@ -415,7 +415,7 @@ def broken_fields() -> list[tuple[str, str, Case]]:
         ("load_stage with 65 stages", "load_stage", {"stages": entry[:1] * 65}),
         ("load_stage with 1025 layers", "load_stage", {"layer_count": 1025}),
         ("load_stage with wire dtype 0", "load_stage", {"wire_dtype": 0}),
-        ("load_stage with wire dtype 3", "load_stage", {"wire_dtype": 3}),
+        ("load_stage with wire dtype 7", "load_stage", {"wire_dtype": 7}),
         ("load_stage with no lanes", "load_stage", {"lanes": 0}),
         ("load_stage with 65 lanes", "load_stage", {"lanes": 65}),
         ("load_stage with a digest of 63 digits", "load_stage", {"artifact_digest": "a" * 63}),
@@ -594,6 +594,7 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
     kinds, dtypes = stage.FrameKind, stage.WireDtype
     zero = bytes(16)
     rows = np.asarray([[0.5, -1.0, 2.0, 65504.0], [0.0, -0.0, 6e-8, 1.0]], dtype="<f4")
+    wide = rows_of_width(73, 2)
     body = begin.encode_begin(begin.Begin(generation.SamplingParameters(temperature=0.7, top_k=40, seed=7), 600))
     make = stage.StageFrame
     return [
@@ -611,6 +612,8 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
                                body=rows[:1].astype("<f2").tobytes())),
         ("decode widened to f32", make(kinds.DECODE, REQUEST_ID, RUN_ID, 0, 601, (43,), 4, dtypes.F32,
                                        stage.FrameFlag.WIDENED, rows[:1].tobytes())),
+        *[(f"decode in {dtype.label}", activation_frame(kinds.DECODE, wide[:1], dtype)) for dtype in _NEW],
+        *[(f"prefill in {dtype.label}", activation_frame(kinds.PREFILL, wide, dtype)) for dtype in _NEW],
         ("decode at the last position", make(kinds.DECODE, REQUEST_ID, RUN_ID, 0, 2**31 - 2, (2**31 - 1,))),
         ("token", make(kinds.TOKEN, REQUEST_ID, RUN_ID, 0, 602, (44,))),
         ("credit", make(kinds.CREDIT, REQUEST_ID, RUN_ID, 0, 256)),
@@ -619,6 +622,12 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         ("cancel", make(kinds.CANCEL, REQUEST_ID, RUN_ID)),
         ("end", make(kinds.END, REQUEST_ID, RUN_ID)),
     ]  # fmt: skip
+
+
+def activation_frame(kind: stage.FrameKind, rows: Any, dtype: stage.WireDtype) -> stage.StageFrame:
+    body, sent, flags = stage.encode_activation(rows, dtype)
+    tokens = tuple(range(50, 50 + len(rows)))
+    return stage.StageFrame(kind, REQUEST_ID, RUN_ID, 0, 700, tokens, rows.shape[1], sent, flags, body)
 
 
 def set_bytes(offset: int, new: bytes) -> Callable[[bytes], bytes]:
@@ -645,7 +654,6 @@ BROKEN_FRAMES: list[tuple[str, str, Callable[[bytes], bytes], str]] = [
     ("kind 0", "end", set_bytes(5, b"\0"), "frame_kind_unknown"),
     ("kind 11", "end", set_bytes(5, b"\x0b"), "frame_kind_unknown"),
     ("kind 255", "decode in f16", set_bytes(5, b"\xff"), "frame_kind_unknown"),
-    ("dtype 3", "decode in f16", set_bytes(6, b"\3"), "frame_dtype_invalid"),
     ("dtype 255", "decode in f16", set_bytes(6, b"\xff"), "frame_dtype_invalid"),
     ("token with a dtype", "token", set_bytes(6, b"\1"), "frame_dtype_invalid"),
     ("begin with a dtype", "begin", set_bytes(6, b"\2"), "frame_dtype_invalid"),
@@ -686,6 +694,17 @@ BROKEN_FRAMES: list[tuple[str, str, Callable[[bytes], bytes], str]] = [
      "frame_length_invalid"),
     ("activation one byte short", "decode in f16", relength(lambda data: data[:-1]), "frame_length_invalid"),
     ("activation one byte long", "decode in f16", relength(lambda data: data + b"\0"), "frame_length_invalid"),
+    ("bf16 one byte short", "decode in bf16", relength(lambda data: data[:-1]), "frame_length_invalid"),
+    ("q8-row without its scale", "decode in q8-row", relength(lambda data: data[:-4]), "frame_length_invalid"),
+    ("q8-row declared, q8-block sent", "decode in q8-block", set_bytes(6, b"\4"), "frame_length_invalid"),
+    ("q8-block with a code more", "decode in q8-block", relength(lambda data: data + b"\0"), "frame_length_invalid"),
+    ("q8-block declared, q8-outlier sent", "decode in q8-outlier", set_bytes(6, b"\5"), "frame_length_invalid"),
+    ("q8-outlier declared, q8-block sent", "decode in q8-block", set_bytes(6, b"\6"), "frame_length_invalid"),
+    ("q8-outlier without its exact element", "prefill in q8-outlier", relength(lambda data: data[:-4]),
+     "frame_length_invalid"),
+    ("wire dtype 7", "decode in q8-row", set_bytes(6, b"\7"), "frame_dtype_invalid"),
+    ("WIDENED on q8-outlier", "decode in q8-outlier", set_bytes(7, b"\2"), "frame_flags_invalid"),
+    ("q8-row on token", "token", set_bytes(6, b"\4"), "frame_dtype_invalid"),
     ("body after end", "end", relength(lambda data: data + b"\0"), "frame_length_invalid"),
     ("body after token", "token", relength(lambda data: data + b"\0\0\0\0"), "frame_length_invalid"),
     ("token ids cut", "token", relength(lambda data: data[:-1]), "frame_length_invalid"),
@@ -762,6 +781,93 @@ ROWS: list[tuple[str, list[list[float]]]] = [
     ("tie to even", [[2049.0, 2051.0]]),
 ]
 
+# In these, elements of a block, the largest of a row and rows themselves differ in magnitude; no two are equal.
+QUANTISED = {
+    "zeros, a row": [[0.0] * 33],
+    "one element": [[-3.25]],
+    "a block and an element": [[(-1) ** i * (i + 1) / 8 for i in range(33)]],
+    "an outlier": [[50_000.0 if i == 40 else (-1) ** i * (i + 1) / 64 for i in range(72)]],
+    "two rows, two outliers each": [
+        [(-1) ** i * (i + 1) * 0.01 * (90_000 if i in (3, 100) else 1) for i in range(144)],
+        [(-1) ** i * (145 - i) * 0.5 * (1_000 if i in (0, 143) else 1) for i in range(144)],
+    ],
+    "too small for a scale": [[1e-38, -1e-40]],
+    "largest that fits": [[127 * 2.0**120, 1.0]],
+    "beyond what fits": [[3.39e38, 1.0]],
+    "largest bf16": [[3.3895313892515355e38, 3.396177e38]],
+    "tie that would round to infinity in bf16": [[3.3961775292304957e38]],
+    "ties to even in bf16": [[1.00390625, 1.01171875, 257.0]],
+}
+_NEW = (stage.WireDtype.BF16, stage.WireDtype.Q8_ROW, stage.WireDtype.Q8_BLOCK, stage.WireDtype.Q8_OUTLIER)
+
+
+def rows_of_width(width: int, count: int) -> Any:
+    """Rows whose elements all differ, one of each larger than the others."""
+    rows = [
+        [(-1) ** i * (i + 1 + row) / 16 * (4096 if i == 7 + row else 1) for i in range(width)] for row in range(count)
+    ]
+    return np.asarray(rows, dtype="<f4")
+
+
+def written(rows: Any, wanted: stage.WireDtype) -> tuple[bytes, stage.StageFrame]:
+    body, dtype, flags = stage.encode_activation(rows, wanted)
+    tokens, width = (0,) * len(rows), rows.shape[1]
+    return body, stage.StageFrame(stage.FrameKind.DECODE, bytes(16), bytes(16), 0, 0, tokens, width, dtype, flags, body)
+
+
+def quantised_valid() -> list[Case]:
+    cases: list[Case] = []
+    for name, values in QUANTISED.items():
+        rows = np.asarray(values, dtype="<f4")
+        for wanted in _NEW:
+            body, frame = written(rows, wanted)
+            cases.append({
+                "name": f"{name}, {wanted.name} asked for", "rows": len(values), "hidden_size": rows.shape[1],
+                "asked": wanted.name, "input_f32": rows.tobytes().hex(), "dtype": frame.dtype.name,
+                "flags": int(frame.flags), "body": body.hex(),
+                "output_f32": stage.decode_activation(frame).astype("<f4").tobytes().hex(),
+            })  # fmt: skip
+    return cases
+
+
+def quantised_invalid() -> list[Case]:
+    """One part of a good body broken at a time. Widths: 73 has 3 blocks and 1 exact element, 144 has 5 and 2."""
+    cases: list[Case] = []
+
+    def broken(name: str, dtype: str, width: int, count: int, offset: int, new: bytes) -> None:
+        body = bytearray(written(rows_of_width(width, count), stage.WireDtype[dtype])[0])
+        body[offset : offset + len(new)] = new
+        case = {"name": f"{name} in {dtype}", "rows": count, "hidden_size": width, "dtype": dtype, "body": body.hex()}
+        cases.append({**case, "error": "frame_value_invalid"})
+
+    for row in (0, 1):
+        for name, value in (("NaN", "0000c07f"), ("infinite", "0000807f"), ("negative", "000080bf"),
+                            ("minus zero as", "00000080"), ("too large a", "0100807b"),
+                            ("negative infinite", "000080ff")):  # fmt: skip
+            broken(f"{name} scale of row {row}", "Q8_ROW", 73, 2, 4 * row, bytes.fromhex(value))
+    broken("a mark", "Q8_ROW", 73, 2, 8 + 100, b"\x80")
+    for dtype, first in (("Q8_BLOCK", 0), ("Q8_OUTLIER", 8)):
+        for block in (0, 5):
+            for name, value in (("NaN", "c07f"), ("infinite", "807f"), ("negative", "80bf"), ("minus zero as", "0080"),
+                                ("too large a", "817b"), ("negative infinite", "80ff")):  # fmt: skip
+                broken(f"{name} scale of block {block}", dtype, 73, 2, first + 2 * block, bytes.fromhex(value))
+    broken("a mark", "Q8_BLOCK", 73, 2, 12 + 100, b"\x80")
+    codes = 8 + 12
+    broken("a mark too many in row 0", "Q8_OUTLIER", 73, 2, codes + 9, b"\x80")
+    broken("a mark too many in row 1", "Q8_OUTLIER", 73, 2, codes + 73 + 9, b"\x80")
+    broken("a mark too few in row 0", "Q8_OUTLIER", 73, 2, codes + 7, b"\x7f")
+    broken("a mark too few in row 1", "Q8_OUTLIER", 73, 2, codes + 73 + 8, b"\x7f")
+    broken("no mark and two", "Q8_OUTLIER", 73, 2, codes + 7, b"\0" * 73 + b"\x80\x80")
+    broken("two marks and none", "Q8_OUTLIER", 73, 2, codes + 7, b"\x80\x80" + b"\0" * 73)
+    broken("all marks", "Q8_OUTLIER", 73, 2, codes, b"\x80" * 146)
+    for element in (0, 1):
+        for name, value in (("NaN", "0000c07f"), ("infinity", "0000807f"), ("negative infinity", "000080ff"),
+                            ("signalling NaN", "010080ff")):  # fmt: skip
+            broken(f"{name} as exact element {element}", "Q8_OUTLIER", 73, 2, 4 * element, bytes.fromhex(value))
+    for name, value in (("NaN", "c07f"), ("infinity", "807f"), ("negative infinity", "80ff"), ("NaN again", "81ff")):
+        broken(f"{name}", "BF16", 73, 2, 20, bytes.fromhex(value))
+    return cases
+
 
 def activations() -> Case:
     valid = []
@@ -775,6 +881,7 @@ def activations() -> Case:
                 "asked": wanted.name, "input_f32": rows.tobytes().hex(), "dtype": dtype.name, "flags": int(flags),
                 "body": body.hex(), "output_f32": wire.tobytes().hex(),
             })  # fmt: skip
+    valid += quantised_valid()
     specials = [("NaN", "nan"), ("infinity", "inf"), ("negative infinity", "-inf")]
     invalid: list[Case] = []
     for name, text in specials:
@@ -793,6 +900,7 @@ def activations() -> Case:
     ):
         case = {"name": name, "rows": 1, "hidden_size": 3, "dtype": dtype, "body": body}
         invalid.append({**case, "error": "frame_value_invalid"})
+    invalid += quantised_invalid()
     none = {"name": "no activation", "rows": 1, "hidden_size": 0, "dtype": "NONE", "body": ""}
     invalid.append({**none, "error": "frame_dtype_invalid"})
     return {"protocol": "/skippy-stage/2", "valid": valid, "invalid": invalid}

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.limits import MAX_ERROR_TEXT_BYTES, MAX_SEQUENCE, MAX_STAGES
+from p2pmesh.wire.activation import row_bytes
 from p2pmesh.wire.stage import (
-    ELEMENT_BYTES,
     HEADER_BYTES,
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
@@ -51,7 +51,7 @@ def frames(draw: st.DrawFn) -> StageFrame:
     tokens = draw(TOKENS) if kind in (*ROWS, FrameKind.TOKEN) else ()
     dtype = draw(st.sampled_from(WireDtype)) if kind in ROWS else WireDtype.NONE
     hidden = draw(st.integers(1, 9)) if dtype is not WireDtype.NONE else 0
-    size = len(tokens) * hidden * ELEMENT_BYTES[dtype]
+    size = len(tokens) * row_bytes(dtype, hidden)
     if kind in (FrameKind.BEGIN, FrameKind.ERROR):
         size = draw(st.integers(0, MAX_ERROR_TEXT_BYTES))
     flags = draw(st.sampled_from(FLAGS.get(kind, [FrameFlag.NONE])))

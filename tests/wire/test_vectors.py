@@ -65,7 +65,9 @@ def code_of(error: pytest.ExceptionInfo[RemoteProtocolError]) -> str:
 
 
 @pytest.mark.parametrize(
-    "document", [CONTROL, FRAMES, INVITES, PASSES, REVOCATIONS, ANNOUNCEMENTS], ids=lambda d: d.get("protocol", "-")
+    "document",
+    [CONTROL, FRAMES, INVITES, PASSES, REVOCATIONS, ANNOUNCEMENTS, ACTIVATIONS],
+    ids=lambda d: d.get("protocol", "-"),
 )
 def test_more_invalid_than_valid_cases_with_unique_names(document: dict[str, Any]) -> None:
     assert len(document["invalid"]) > len(document["valid"])
