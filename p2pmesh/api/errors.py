@@ -115,6 +115,7 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
                 _C.PASSPHRASE_MISSING,
                 _C.PASSPHRASE_WRONG,
                 _C.CLAIM_INVALID,
+                _C.PACKAGE_INVALID,
                 _C.INVITE_MALFORMED,
                 _C.INVITE_EXPIRED,
                 _C.INVITE_FOREIGN,

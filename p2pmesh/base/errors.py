@@ -30,6 +30,7 @@ class ErrorCode(StrEnum):
     PASSPHRASE_MISSING = "passphrase_missing"
     PASSPHRASE_WRONG = "passphrase_wrong"
     CLAIM_INVALID = "claim_invalid"
+    PACKAGE_INVALID = "package_invalid"
     # joining
     INVITE_MALFORMED = "invite_malformed"
     INVITE_EXPIRED = "invite_expired"

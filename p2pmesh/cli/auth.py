@@ -80,10 +80,11 @@ def _files(args: Namespace) -> OwnerFiles:
 
 
 def _sources(args: Namespace) -> PassphraseSources:
-    return PassphraseSources(_path(args.passphrase_file), ask=_ask if sys.stdin.isatty() else None)
+    return PassphraseSources(_path(args.passphrase_file), ask=ask_passphrase if sys.stdin.isatty() else None)
 
 
-def _ask(prompt: str) -> str:
+def ask_passphrase(prompt: str) -> str:
+    """Without an echo; a person who gives up ends the command."""
     try:
         return getpass.getpass(prompt)
     except EOFError:

@@ -40,6 +40,7 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.PASSPHRASE_MISSING: 24,
         _C.PASSPHRASE_WRONG: 25,
         _C.CLAIM_INVALID: 26,
+        _C.PACKAGE_INVALID: 28,
         # joining
         _C.INVITE_MALFORMED: 30,
         _C.INVITE_EXPIRED: 31,

@@ -26,6 +26,7 @@ from p2pmesh.cli.output import (
     encode_event,
     printable,
 )
+from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
 from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
 
 
@@ -123,6 +124,14 @@ def _auth(args: Namespace) -> int:
     return exit_code
 
 
+def _package(args: Namespace) -> int:
+    from p2pmesh.cli.packages import run_package
+
+    facts, exit_code = run_package(args)
+    _print_object(facts, is_json=args.json)
+    return exit_code
+
+
 def _invite(args: Namespace) -> int:
     from p2pmesh.cli.invites import run_invite
 
@@ -177,6 +186,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "status": _status,
     "models list": _models_list,
     "models show": _models_show,
+    **dict.fromkeys((f"package {action}" for action in PACKAGE_ACTIONS), _package),
     **dict.fromkeys((f"auth {action}" for action in AUTH_ACTIONS), _auth),
     **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),

@@ -19,7 +19,6 @@ from p2pmesh.app.config import (
     ChatOptions,
     LogFormat,
     UpOptions,
-    WireDtype,
     choose_home,
 )
 from p2pmesh.app.invite_text import read_invite_text
@@ -27,7 +26,9 @@ from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
+from p2pmesh.cli.package_parser import add_package
 from p2pmesh.core.ownership import TrustPolicy
+from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_status(commands)
     _add_models(commands)
+    add_package(commands)
     add_auth(commands)
     add_invite(commands)
     add_peer(commands)
@@ -77,7 +79,7 @@ def _add_up(commands: _Commands) -> None:
     add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
-    add("--wire-dtype", choices=[item.value for item in WireDtype], default=WireDtype.F32.value)
+    add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
     add("--owner-key", metavar="FILE", help="the owner key that renews this node's claim (default: in the home)")
     add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
@@ -183,7 +185,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         context_tokens=args.ctx_size,
         max_memory_bytes=args.max_memory,
         log_format=LogFormat(args.log_format),
-        wire_dtype=WireDtype(args.wire_dtype),
+        wire_dtype=dtype_of_label(args.wire_dtype),
         lanes=args.lanes,
         is_tracing_gossip=args.trace_gossip,
         cuts=args.cuts,

@@ -16,6 +16,7 @@ from p2pmesh.core.coordination import StageState
 from p2pmesh.core.credentials import CODES, RefusalReason
 from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
+from p2pmesh.model import package as layer_package
 from p2pmesh.wire import (
     announcement,
     begin,
@@ -24,6 +25,7 @@ from p2pmesh.wire import (
     liveness,
     membership_pass,
     ownership,
+    package,
     records,
     requirements,
     revocation,
@@ -52,6 +54,7 @@ RECORDS = {
     "life_proof": liveness.LifeProof,
     "down_report": liveness.DownReport,
     "leaving": liveness.Leaving,
+    "package_statement": package.PackageStatement,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
     "sampling_entry": control.SamplingEntry,
@@ -129,6 +132,18 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
         "life_margin_ms": announcement.LIFE_MARGIN_MS,
         "longest_life_ms": announcement.LONGEST_LIFE_MS,
     }
+
+
+def test_layer_packages_are_as_the_registry_says() -> None:
+    assert REGISTRY["domains"]["layer_package"] == package.DOMAIN.decode()
+    assert REGISTRY["layer_package"] == {
+        "schema_version": layer_package.SCHEMA_VERSION,
+        "format": layer_package.FORMAT,
+        "abi_version": layer_package.ABI_VERSION,
+        "violations": [code.value for code in layer_package.ViolationCode],
+    }
+    text = (PROTOCOLS / "layer-package.md").read_text()
+    assert [code.value for code in layer_package.ViolationCode if f"`{code.value}`" not in text] == []
 
 
 def test_claims_live_as_the_registry_says() -> None:
@@ -233,6 +248,7 @@ def test_codes_named_in_a_document_exist(path: Path) -> None:
     )
     records = (*control.KINDS.values(), *RECORDS.values())
     known = {*ErrorCode, *REGISTRY["messages"], *(f.name for cls in records for f in fields(cls))}
+    known |= {*layer_package.ViolationCode, *(f.name for f in fields(layer_package.Artifact))}
     assert set(re.findall(looks_like_code, text)) - known == set()
 
 
