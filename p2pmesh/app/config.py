@@ -26,6 +26,7 @@ from p2pmesh.base.limits import (
 )
 from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.ownership import TrustPolicy
+from p2pmesh.wire.dtype import WireDtype
 
 HOME_VARIABLE = "P2PMESH_HOME"
 PASSPHRASE_VARIABLE = "P2PMESH_OWNER_PASSPHRASE"
@@ -41,13 +42,6 @@ class LogFormat(StrEnum):
 
     PRETTY = "pretty"
     JSON = "json"
-
-
-class WireDtype(StrEnum):
-    """The number format of activations between stages; f16 halves the bytes and gives up exact equality."""
-
-    F32 = "f32"
-    F16 = "f16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,6 @@ from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
-from p2pmesh.wire.stage import WireDtype
 
 Emit = Callable[[Event], None]
 
@@ -248,7 +247,7 @@ class _Command:
             self._options.split or (len(self._options.cuts) + 1 if self._options.cuts else None),
             self._options.context_tokens,
             self._options.lanes,
-            WireDtype[self._options.wire_dtype.name],
+            self._options.wire_dtype,
             self._options.cuts,
         )
         model = await node.store.resolve(reference)

@@ -11,7 +11,7 @@ GOOD = UpOptions(home=Path("/home"))
 
 
 def test_defaults_are_the_issues() -> None:
-    assert (GOOD.port, GOOD.console_port, GOOD.split, GOOD.wire_dtype.value) == (9337, 3131, None, "f32")
+    assert (GOOD.port, GOOD.console_port, GOOD.split, GOOD.wire_dtype.label) == (9337, 3131, None, "f32")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from p2pmesh import __version__
-from p2pmesh.app.config import LogFormat, UpOptions, WireDtype
+from p2pmesh.app.config import LogFormat, UpOptions
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.quantities import GIB
 from p2pmesh.cli.main import main
 from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
 from p2pmesh.core.ownership import TrustPolicy
+from p2pmesh.wire.dtype import WireDtype
 
 
 @pytest.fixture(autouse=True)
