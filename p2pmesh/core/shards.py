@@ -138,6 +138,11 @@ class ShardMachine:
         return self._depth
 
     @property
+    def is_new(self) -> bool:
+        """Whether it still takes whatever depth most of the first peers that it hears of have."""
+        return self._is_new
+
+    @property
     def publish_bits(self) -> tuple[str, ...]:
         """The shards that we announce in: our own, and its parent while ours is small."""
         own = self.bits[: self._depth]

@@ -90,6 +90,7 @@ class AnnouncementBoard:
         self._sealed_bytes = 0
         speech = Speech(self.seal_own, self._check_gossip, self.learn)
         self.topics = Topics(ports.identity.peer_id, MeshId(own.mesh_id), ports.network, ports.clock, speech)
+        self.topics.on_moved = self._forget_who_is_out_of_earshot
         self.read_load: Callable[[], OwnLoad] = OwnLoad
         self.sealed_own = b""
         """Our latest announcement as it was sealed last."""
@@ -221,15 +222,19 @@ class AnnouncementBoard:
                 said = smaller
 
     def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
-        """Signed announcements for a peer that has just come: its nearest by shard, as many as a message holds."""
+        """Signed announcements for a peer that has just come: its nearest by shard, as many as a message holds.
+
+        Nobody who may be gone: reports of that do not reach the newcomer, and it would believe for long.
+        """
         chosen: list[bytes] = []
         size_bytes = 0
         for peer in sorted(self._sealed, key=lambda peer: (-shards.shared_bits(peer, besides), peer)):
+            if peer == besides or self._machine.is_in_doubt(peer):
+                continue
             size_bytes += len(self._sealed[peer])
             if len(chosen) >= MAX_ANNOUNCEMENTS_PER_MESSAGE or size_bytes > MAX_HANDED_BYTES:
                 break
-            if peer != besides:
-                chosen.append(self._sealed[peer])
+            chosen.append(self._sealed[peer])
         return tuple(chosen)
 
     def decode(self, data: bytes) -> Announcement:
@@ -246,10 +251,28 @@ class AnnouncementBoard:
         What only gossip tells has a bound in bytes: anyone inside can make up peers. A peer that is admitted always
         finds a place in the view.
         """
+        announcement = self._decode_or_none(data)
+        if announcement is not None:
+            self._take(announcement, data, is_admitted=is_admitted)
+
+    def learn_handed(self, records: tuple[bytes, ...]) -> None:
+        """Takes in what a welcome hands over. A newcomer first takes its depth from it, then the peers of its shards:
+        the other way round it would hear its shard as one of many, and forget all of them as it moves.
+        """
+        handed = [(found, data) for data in records if (found := self._decode_or_none(data)) is not None]
+        self.topics.take_depth(
+            (PeerId(said.peer_id), said.shard_depth) for said, _ in handed if self._lives_ms(said) > 0
+        )
+        for announcement, data in handed:
+            self._take(announcement, data, is_admitted=False)
+
+    def _decode_or_none(self, data: bytes) -> Announcement | None:
         try:
-            announcement = self.decode(data)
+            return self.decode(data)
         except RemoteProtocolError:
-            return
+            return None
+
+    def _take(self, announcement: Announcement, data: bytes, *, is_admitted: bool) -> None:
         peer = PeerId(announcement.peer_id)
         self.on_heard(announcement, data)
         if not is_admitted and self._is_crowded(peer, len(data)):
@@ -258,7 +281,6 @@ class AnnouncementBoard:
             self.tell(membership.ConnectionOpened(peer))
         self.tell(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
-            self.topics.note_peer(peer, announcement.shard_depth)
             self._sealed_bytes += len(data) - len(self._sealed.get(peer, b""))
             self._sealed[peer] = data
 
@@ -293,12 +315,32 @@ class AnnouncementBoard:
             if isinstance(effect, membership.PeerForgotten | membership.PeerFailed | membership.PeerLeft):
                 self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
                 self.topics.note_gone(effect.peer)
-            if isinstance(effect, membership.PeerJoined) and (joined := self.find(effect.peer)) is not None:
-                self.topics.note_peer(effect.peer, joined.shard_depth)
+            if isinstance(effect, membership.PeerJoined | membership.PeerChanged | membership.PeerRecovered):
+                self._place(effect.peer)
             if isinstance(effect, _OF_THE_VIEW):
                 self.changes.mark()
             self.on_effect(effect)
         self.handled.mark()
+
+    def _place(self, peer: PeerId) -> None:
+        """Counts a peer among the shards, or forgets it where we would not hear of its end."""
+        announcement = self.find(peer)
+        if announcement is None:
+            return
+        if self._is_in_earshot(announcement):
+            self.topics.note_peer(peer, announcement.shard_depth)
+        else:
+            self.topics.note_gone(peer)
+            self.tell(membership.OutOfEarshot(peer))
+
+    def _is_in_earshot(self, announcement: Announcement) -> bool:
+        digests = (model.digest for model in announcement.models)
+        return self.topics.hears(PeerId(announcement.peer_id), announcement.shard_depth, digests)
+
+    def _forget_who_is_out_of_earshot(self) -> None:
+        """After a move, and once a model's drivers are not listened to any more."""
+        for announcement in self.others():
+            self._place(PeerId(announcement.peer_id))
 
 
 def _without_the_least(said: Announcement) -> Announcement:
@@ -312,10 +354,8 @@ def _without_the_least(said: Announcement) -> Announcement:
 
 def _says_something_new(before: Announcement, after: Announcement) -> bool:
     """Whether a fresher announcement differs in what others here act on."""
-    return (before.models, before.free_bytes, before.memory_bytes, before.addresses, before.ownership) != (
-        after.models,
-        after.free_bytes,
-        after.memory_bytes,
-        after.addresses,
-        after.ownership,
-    )
+    return _acted_on(before) != _acted_on(after)
+
+
+def _acted_on(said: Announcement) -> tuple[object, ...]:
+    return (said.models, said.free_bytes, said.memory_bytes, said.addresses, said.ownership, said.shard_depth)

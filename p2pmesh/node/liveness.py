@@ -51,6 +51,9 @@ KEPT_CONNECTIONS = 16
 """Beyond so many connections a probe of an unconnected peer only knocks: the handshake proves its life."""
 MAX_FAREWELLS = 64
 FAREWELL_S = 1.0
+LEAVING_SAID = 2
+"""Gossip loses some; who misses the word believes until its own probe."""
+LEAVING_AGAIN_S = 0.3
 MAX_NOTES_PER_SPEAKER = 32
 """In ``NOTE_LIFE_MS``; what goes beyond is not forwarded."""
 MAX_MODELS_TOLD = 8
@@ -121,11 +124,11 @@ class Liveness:
         leaving = Leaving(
             self._overlay.mesh_id, own.peer_id, own.incarnation, own.sequence + 1, self._ports.clock.unix_ms()
         )
-        note, topics = self._seal(leaving), self._topics_about(own)
+        note = self._seal(leaving)
         admitted = [peer for peer in sorted(self._ports.network.connected_peers()) if self._overlay.is_admitted(peer)]
         with trio.move_on_after(FAREWELL_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._publish, note, topics)
+                nursery.start_soon(self._say_leaving, leaving, self._topics_about(own))
                 for peer in admitted[:MAX_FAREWELLS]:
                     nursery.start_soon(self._say_farewell, peer, note)
 
@@ -140,6 +143,13 @@ class Liveness:
             deadline = self._board.deadline()
             if deadline is not None and deadline <= self._ports.clock.now():
                 self._board.tell(membership.DeadlinePassed())
+
+    async def _say_leaving(self, leaving: Leaving, topics: tuple[str, ...]) -> None:
+        """More than once, each time as a message of its own."""
+        for turn in range(LEAVING_SAID):
+            if turn:
+                await trio.sleep(LEAVING_AGAIN_S)
+            await self._publish(self._seal(leaving), topics)
 
     # --- what the machine wants ------------------------------------------------------
     def _perform(self, effect: membership.Effect) -> None:  # noqa: C901 - one line per kind of effect

@@ -261,8 +261,7 @@ class Overlay:
         await self.credentials.take_granted(welcome, announcement)
         await self.credentials.remember(announcement)
         await self.revocations.take(welcome.revocation)
-        for record in welcome.known:
-            self.board.learn(record)
+        self.board.learn_handed(welcome.known)
 
     async def _answer_hello(self, stream: MessageStream, hello: Hello) -> None:
         peer = stream.remote_peer

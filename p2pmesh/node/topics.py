@@ -66,6 +66,8 @@ class Topics:
         self._is_silent = False
         self.moved = Changes()
         """Marked when ``heard`` is another than before."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """Told when we listen to other shards or fewer models than before; must not raise."""
 
     # --- what others here ask and say ------------------------------------------------
     @property
@@ -96,6 +98,21 @@ class Topics:
         """A peer is not in the view any more."""
         self._tell(shards.PeerGone(peer))
 
+    def take_depth(self, handed: Iterable[tuple[PeerId, int]]) -> None:
+        """A newcomer takes the depth of those that it is handed; they are in no view by this, nor does it count later."""
+        if not self._machine.is_new:
+            return
+        crowd = list(handed)
+        for peer, depth in crowd:
+            self._tell(shards.PeerHeard(peer, depth))
+        for peer, _ in crowd:
+            self._tell(shards.PeerGone(peer))
+
+    def hears(self, peer: PeerId, depth: int, digests: Iterable[str]) -> bool:
+        """Whether we listen where a peer announces: in its shard at that depth, or as a driver of one of the models."""
+        bits = shards.shard_bits_of(peer, depth)
+        return bits in self._machine.listen_bits or any(digest in self._models for digest in digests)
+
     def hear_model(self, digest: str) -> None:
         """We route a model: in an overlay with shards its drivers are listened to for a while."""
         if not self._machine.has_shards:
@@ -118,13 +135,17 @@ class Topics:
 
     def _tell(self, event: shards.Event) -> None:
         before = self._machine.deadline()
+        has_moved = False
         for effect in self._machine.handle(event, self._clock.now()):
             if isinstance(effect, shards.Moved):
+                has_moved = True
                 self._left[topic_of(self._mesh_id, effect.left_bits)] = FAREWELL_PUBLICATIONS
                 self._speech_changes.mark()
             self._wishes.mark()
         if self._machine.deadline() != before:
             self._wishes.mark()
+        if has_moved:
+            self.on_moved()
 
     # --- listening ---------------------------------------------------------------------
     async def run(self, driven: Callable[[], Iterable[str]], *, task_status: Any) -> None:
@@ -147,7 +168,10 @@ class Topics:
             with trio.move_on_after(max(0.0, wait_us / MICROS_PER_SECOND)):
                 await self._wishes.wait_beyond(seen)
             now = self._clock.now()
+            count = len(self._models)
             self._models = {digest: due for digest, due in self._models.items() if due > now}
+            if len(self._models) < count:
+                self.on_moved()
             deadline = self._machine.deadline()
             if deadline is not None and deadline <= now:
                 self._tell(shards.DeadlinePassed())

@@ -20,6 +20,7 @@ from p2pmesh.wire.liveness import (
     DownReport,
     Leaving,
     Note,
+    decode_note,
     decode_proof,
     encode_note,
     model_topic_of,
@@ -31,6 +32,7 @@ from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, MockedClock, open_mesh
 
 MODEL = ServedModel("phantom", "ab" * 32, bytes(16), 1, 4096)
 NONCE = bytes(range(16))
+CHECKS = (FakeVerifier().is_signature_of, FakeVerifier().peer_id_of)
 CONNECTED_BOUND_S = 11.0
 """The protocol's 10 s, and what a fake network's turns take."""
 KILLED_BOUND_S = 20.0
@@ -134,6 +136,21 @@ async def test_a_peer_that_leaves_is_dropped_at_once_and_stays_away(autojump_clo
         for node in others:
             assert names_told(node, leaver.peer) == ["peer_left"]
             assert node.node.status()["gone_peers"][0]["health"] == "left"
+
+
+async def test_leaving_is_said_twice_for_those_whom_gossip_misses_once(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, leaver = await crowd(mesh, "leaver")
+        heard: list[bytes] = []
+
+        def listen(data: bytes) -> bool:
+            heard.append(data)
+            return True
+
+        await founder.network.subscribe(topic_of(founder.node.overlay.mesh_id), listen)
+        await leaver.node.drain(1)
+        said = [decode_note(data, founder.node.overlay.mesh_id, *CHECKS) for data in heard]
+        assert [(type(note), note.peer_id) for note in said] == [(Leaving, leaver.peer)] * 2
 
 
 async def test_a_restart_within_moments_is_no_failure(autojump_clock: MockClock) -> None:

@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_ANNOUNCEMENT_BYTES
+from p2pmesh.core.membership import ConnectionOpened
 from p2pmesh.core.shards import shard_bits_of, shared_bits
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours, OwnLoad
 from p2pmesh.wire.announcement import (
@@ -90,13 +91,10 @@ class Stage:
         return listener
 
     def crowd(self, count: int, **changes: Any) -> list[PeerId]:
-        """Makes the board know so many peers."""
-        peers = []
-        for n in range(count):
-            identity = fake_identity(f"peer {n}")
-            self.board.learn(sealed(identity, **changes))
-            peers.append(identity.peer_id)
-        return peers
+        """Hands the board so many peers, as a welcome does."""
+        crowd = [fake_identity(f"peer {n}") for n in range(count)]
+        self.board.learn_handed(tuple(sealed(identity, **changes) for identity in crowd))
+        return [identity.peer_id for identity in crowd]
 
     def topics(self) -> set[str]:
         return {topic for topic, heard in self.network.subscriptions.items() if heard}
@@ -175,6 +173,75 @@ async def test_in_a_crowd_a_node_moves_to_its_shard_tells_the_one_it_leaves_and_
         before = len(own.heard)
         await trio.sleep(interval_ms / 1000 - 40)
         assert len(own.heard) == before
+
+    await run_stage(test)
+
+
+async def test_a_newcomer_takes_the_depth_of_those_it_is_handed_and_keeps_the_peers_of_its_shards(
+    autojump_clock: MockClock,
+) -> None:
+    async def test(stage: Stage) -> None:
+        handed = stage.crowd(64, shard_depth=3)
+        await trio.sleep(1)
+        assert stage.board.topics.depth == 3
+        own = shard_bits_of(stage.identity.peer_id, 3)
+        near = {peer for peer in handed if shard_bits_of(peer, 3) == own}
+        assert {PeerId(said.peer_id) for said in stage.board.others()} == near
+        assert 0 < len(near) < 64
+        assert all(stage.board.sealed_of(peer) for peer in near)
+        assert not any(stage.board.sealed_of(peer) for peer in set(handed) - near)
+
+    await run_stage(test)
+
+
+async def test_who_is_no_newcomer_takes_no_depth_from_what_it_is_handed(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        stage.crowd(20)
+        assert len(stage.board.others()) == 20
+        made_up = tuple(sealed(fake_identity(f"made up {n}"), shard_depth=9) for n in range(64))
+        stage.board.learn_handed(made_up)
+        await trio.sleep(1)
+        assert stage.board.topics.depth == 0
+        assert len(stage.board.others()) == 20
+
+    await run_stage(test)
+
+
+async def test_a_peer_that_announces_elsewhere_is_kept_while_it_is_connected_only(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        stage.crowd(64, shard_depth=3)
+        await trio.sleep(1)
+        own = shard_bits_of(stage.identity.peer_id, 3)
+        far = next(one for n in range(99) if shard_bits_of((one := fake_identity(f"far {n}")).peer_id, 3) != own)
+        stage.board.learn(sealed(far, shard_depth=3))
+        assert stage.board.find(far.peer_id) is None
+        stage.board.learn(sealed(far, shard_depth=3, sequence=2), is_admitted=True)
+        assert stage.board.find(far.peer_id) is not None
+        assert stage.board.sealed_of(far.peer_id)
+
+    await run_stage(test)
+
+
+async def test_whoever_goes_deeper_is_forgotten_by_those_that_stay(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        (peer, *_) = stage.crowd(12)
+        bits, ours = shard_bits_of(peer, 3), shard_bits_of(stage.identity.peer_id, 3)
+        assert bits != ours
+        stage.board.learn(sealed(fake_identity("peer 0"), shard_depth=3, sequence=2))
+        assert stage.board.find(peer) is None
+        assert len(stage.board.others()) == 11
+
+    await run_stage(test)
+
+
+async def test_a_newcomer_is_handed_nobody_who_may_be_gone(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        lost, *sound = stage.crowd(4)
+        stage.board.tell(ConnectionOpened(lost))
+        assert len(stage.board.sealed_others(fake_identity("newcomer").peer_id)) == 4
+        stage.board.note_lost(lost)
+        handed = stage.board.sealed_others(fake_identity("newcomer").peer_id)
+        assert {read(data).peer_id for data in handed} == set(sound)
 
     await run_stage(test)
 
