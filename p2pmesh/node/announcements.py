@@ -260,9 +260,8 @@ class AnnouncementBoard:
         the other way round it would hear its shard as one of many, and forget all of them as it moves.
         """
         handed = [(found, data) for data in records if (found := self._decode_or_none(data)) is not None]
-        self.topics.take_depth(
-            (PeerId(said.peer_id), said.shard_depth) for said, _ in handed if self._lives_ms(said) > 0
-        )
+        living = [said for said, _ in handed if self._lives_ms(said) > 0]
+        self.topics.take_depth([(PeerId(said.peer_id), said.shard_depth) for said in living])
         for announcement, data in handed:
             self._take(announcement, data, is_admitted=False)
 

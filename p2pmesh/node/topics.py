@@ -98,14 +98,13 @@ class Topics:
         """A peer is not in the view any more."""
         self._tell(shards.PeerGone(peer))
 
-    def take_depth(self, handed: Iterable[tuple[PeerId, int]]) -> None:
-        """A newcomer takes the depth of those that it is handed; they are in no view by this, nor does it count later."""
+    def take_depth(self, handed: list[tuple[PeerId, int]]) -> None:
+        """A newcomer takes the depth of those that it is handed; that puts none of them into its view."""
         if not self._machine.is_new:
             return
-        crowd = list(handed)
-        for peer, depth in crowd:
+        for peer, depth in handed:
             self._tell(shards.PeerHeard(peer, depth))
-        for peer, _ in crowd:
+        for peer, _ in handed:
             self._tell(shards.PeerGone(peer))
 
     def hears(self, peer: PeerId, depth: int, digests: Iterable[str]) -> bool:
