@@ -1,7 +1,7 @@
 """The models that lie in a folder: GGUF files found among whatever else is there.
 
-Owns what is passed over: projectors, half downloads, hidden files and folders, what cannot be read. Parts that belong
-together are one model (``model.shards``); what is in a file is not looked at.
+Owns what is passed over: projectors, half downloads, hidden files and folders, layer packages, unreadable ones.
+Parts that belong together are one model (``model.shards``); what is in a file is not looked at.
 """
 
 import os
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from p2pmesh.adapters.model_files import stamp_of
+from p2pmesh.model.package import MANIFEST_FILE
 from p2pmesh.model.repository import models_among
 from p2pmesh.model.shards import ModelFiles
 
@@ -30,6 +31,9 @@ def _files(folder: Path) -> Iterator[str]:
     for root, folders, names in os.walk(folder, followlinks=False):
         place = Path(root).relative_to(folder)
         is_deepest = len(place.parts) >= MAX_DEPTH
+        if MANIFEST_FILE in names:  # fragments are no models
+            folders.clear()
+            continue
         folders[:] = [] if is_deepest else sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             seen += 1

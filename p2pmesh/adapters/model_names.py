@@ -4,6 +4,7 @@ Owns the order in which places are looked through: a path that exists, the home'
 fetched from the hub, the catalog, the hub. Nothing is opened here; contents are ``model_store``'s, fetching ``hub``'s.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from p2pmesh.adapters.hub_cache import FetchedModel, HubCache
 from p2pmesh.adapters.model_folder import models_in
 from p2pmesh.adapters.model_packages import PackagedModel
 from p2pmesh.adapters.model_source import paths_of_model
+from p2pmesh.adapters.package_files import is_package, usable_manifest
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.model.catalog import find_in_catalog
 from p2pmesh.model.reference import HUB_HOSTS, HubReference, NameReference, PathReference, Reference, parse_reference
@@ -20,6 +22,7 @@ from p2pmesh.model.shards import parse_part_name
 
 _MAX_SHOWN_CHARACTERS = 200
 _MAX_SHOWN_NAMES = 20
+_MAX_PACKAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class ModelNames:
         if files.stamp_of(path) is not None:
             return _named_file(path.absolute())
         if _exists(path):
-            return self._refuse_place(path, text)
+            return _layer_package(path.absolute()) if is_package(path) else self._refuse_place(path, text)
         exact = [named for place in self._places() for named in place if named.name == text]
         if len({named.path for named in exact}) == 1:
             return exact[0]
@@ -87,7 +90,7 @@ class ModelNames:
             if files.stamp_of(path) is not None:
                 return _named_file(path.absolute())
             if _exists(path):
-                return self._refuse_place(path, text)
+                return _layer_package(path.absolute()) if is_package(path) else self._refuse_place(path, text)
         raise self._unknown(text)
 
     def _find_name(self, wanted: NameReference) -> NamedModel | HubReference:
@@ -115,7 +118,7 @@ class ModelNames:
     def _in_home(self) -> list[NamedModel]:
         folder = self._home_models
         models = [(model.name.rpartition("/")[2], model.files[0]) for model in models_in(folder)]
-        return [NamedModel(name, folder.joinpath(*file.split("/"))) for name, file in models]
+        return [NamedModel(name, folder.joinpath(*file.split("/"))) for name, file in models] + _layer_packages(folder)
 
     def _refuse_place(self, path: Path, text: str) -> NamedModel:
         kind = "a directory" if path.is_dir() else "no regular file"
@@ -150,6 +153,22 @@ def _named_file(path: Path) -> NamedModel:
     """A model by its file; any part of several stands for all."""
     part = parse_part_name(path.name)
     return NamedModel(part.base if part is not None else path.stem, paths_of_model(path)[0])
+
+
+def _layer_package(path: Path) -> NamedModel:
+    """``ConfigError(PACKAGE_INVALID)`` if the manifest breaks a rule."""
+    return NamedModel(usable_manifest(path).model_id, path)
+
+
+def _layer_packages(folder: Path) -> list[NamedModel]:
+    """Those that lie right in the folder; a broken one is told of when it is named by its path."""
+    found: list[NamedModel] = []
+    with files.translated(f"cannot list {folder}"):
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_package(path))
+    for path in paths[:_MAX_PACKAGES]:
+        with contextlib.suppress(ConfigError):
+            found.append(_layer_package(path))
+    return found
 
 
 def _named_fetched(model: FetchedModel) -> NamedModel:

@@ -7,6 +7,7 @@ primitives ``model_files``', what is remembered between runs ``model_ledger``'s.
 Layout::
 
     HOME/models/**/*.gguf           models the operator put there; served under the file's stem
+    HOME/models/*/model-package.json  layer packages (``package_files``); served under their model id
     HOME/cache/hub/…                files fetched from the hub (``hub_cache``)
     HOME/cache/models/<name>.gguf   models joined from the parts that pip installs
     HOME/cache/stages/<digest>.gguf stages cut here or received, named by their sha256
@@ -32,14 +33,15 @@ from p2pmesh.adapters.hub_cache import HubCache
 from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_names import ModelNames, NamedModel, shown
 from p2pmesh.adapters.model_packages import PackagedModel, installed_models
-from p2pmesh.adapters.model_source import open_model, paths_of_model, stamp_of_model
+from p2pmesh.adapters.model_source import PartsSource, open_model, paths_of_model, stamp_of_model
+from p2pmesh.adapters.package_files import PackageSource, is_package, usable_manifest
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
 from p2pmesh.base.quantities import GIB
 from p2pmesh.model.cost import kv_bytes_per_token
 from p2pmesh.model.families import check_model
-from p2pmesh.model.gguf import GgufIndex, read_index
+from p2pmesh.model.gguf import GgufIndex, Span, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
 from p2pmesh.model.shards import check_not_a_part
 from p2pmesh.model.stage_file import STAGE_FORMAT, Copy, Literal, Segment, plan_stage_file
@@ -185,10 +187,14 @@ class DiskModelStore:
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
         """The stage GGUF of a range; from the cache if it was cut before, the model itself for the whole range.
 
+        Of a layer package only the fragments of the range are read; for the whole range the model's file is written.
         Raises ``ConfigError`` (``CUT_UNSUPPORTED``, ``GGUF_INVALID`` for a model file that changed),
         ``Refused(DISK_FULL)``.
         """
         if len(layers) == model.index.layer_count and layers.is_first():
+            if is_package(Path(model.path)):
+                async with self._locks.holding(model.digest):
+                    return await self._run(lambda: self._kept_artifact(model.digest) or self._write_model(model))
             self._holds.take(model.digest)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         key = f"{model.digest}:{layers.start}:{layers.end}:{STAGE_FORMAT}"
@@ -257,9 +263,9 @@ class DiskModelStore:
     def _load_blocking(self, named: NamedModel) -> ModelFile:
         if named.package is not None:
             self._join(named.package, named.path)
-        with open_model(named.path) as source:
+        with self._open(named.path) as source:
             index = self._index_of(source)
-            digest = self._digest_of(source)
+            digest = self._digest_of_model(source)
             has_changed = source.has_changed()
         if has_changed:
             raise ConfigError(
@@ -270,6 +276,13 @@ class DiskModelStore:
         self._models[digest] = model
         _drop_oldest(self._models, _MAX_MODELS)
         return model
+
+    def _open(self, path: Path) -> files.FileSource | PartsSource | PackageSource:
+        return PackageSource(path, self._digest_of) if is_package(path) else open_model(path)
+
+    def _digest_of_model(self, source: files.OpenSource) -> Digest:
+        """Of a layer package what its manifest says, whose fragments are checked as they are read."""
+        return source.digest if isinstance(source, PackageSource) else self._digest_of(source)
 
     def _index_of(self, source: files.OpenSource) -> GgufIndex:
         key = (source.path, source.stamp)
@@ -315,6 +328,8 @@ class DiskModelStore:
         if model is None:
             return None
         path = Path(model.path)
+        if is_package(path):
+            return model if _packages(path, digest) else None
         stamp = stamp_of_model(path)
         if stamp is not None and self._ledger.digest(path, stamp) == digest:
             return model
@@ -329,7 +344,7 @@ class DiskModelStore:
 
     def _write_cut(self, key: str, model: ModelFile, layers: LayerRange) -> StageArtifact:
         plan = plan_stage_file(model.index, layers)
-        with open_model(Path(model.path)) as source:
+        with self._open(Path(model.path)) as source:
             self._require_same(source, model)
             self._make_room(plan.size_bytes)
             with files.pending_file(self._stages, self._disk) as pending:
@@ -341,9 +356,21 @@ class DiskModelStore:
         self._ledger.remember_cut(key, artifact.digest)
         return artifact
 
+    def _write_model(self, model: ModelFile) -> StageArtifact:
+        """The file of a model that is a layer package."""
+        with self._open(Path(model.path)) as source:
+            self._require_same(source, model)
+            self._make_room(model.size_bytes)
+            with files.pending_file(self._stages, self._disk) as pending:
+                _write_segment(Copy(Span(0, model.size_bytes)), source, pending)
+                if pending.digest != model.digest:
+                    text = f"{model.path} does not give back the model that it names; see p2pmesh package verify"
+                    raise ConfigError(ErrorCode.PACKAGE_INVALID, text)
+                return self._keep(pending)
+
     def _require_same(self, source: files.OpenSource, model: ModelFile) -> None:
         """The file must still be what its index says; a stamp seen before answers without reading it."""
-        if source.size_bytes != model.size_bytes or self._digest_of(source) != model.digest:
+        if source.size_bytes != model.size_bytes or self._digest_of_model(source) != model.digest:
             raise _changed(model)
 
     def _keep(self, pending: files.PendingFile) -> StageArtifact:
@@ -382,7 +409,7 @@ class DiskModelStore:
 
     def _artifact_or_model(self, digest: Digest) -> StageArtifact | None:
         model = self._unchanged_model(digest)
-        if model is not None:
+        if model is not None and not is_package(Path(model.path)):
             self._holds.take(digest)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         return self._kept_artifact(digest)
@@ -462,7 +489,7 @@ class _Receiver:
 
 def _read_model(source: files.OpenSource) -> GgufIndex:
     try:
-        index = read_index(source)
+        index = source.index if isinstance(source, PackageSource) else read_index(source)
         check_not_a_part(index)
         check_model(index)
     except (RemoteProtocolError, ConfigError) as error:
@@ -484,11 +511,20 @@ def _write_segment(segment: Segment, source: files.OpenSource, pending: files.Pe
 
 def _may_be(named: NamedModel, digest: Digest, size_bytes: int) -> bool:
     """Whether it is worth reading ``named`` in search of ``digest``."""
+    if is_package(named.path):
+        return _packages(named.path, digest)
     if named.package is None:
         return _has_size(named.path, size_bytes)
     if named.package.digest not in (None, digest):
         return False
     return sum(part.stat().st_size for part in named.package.parts) == size_bytes
+
+
+def _packages(path: Path, digest: Digest) -> bool:
+    """Whether the layer package at ``path`` is of the model of this digest."""
+    with contextlib.suppress(ConfigError):
+        return usable_manifest(path).source.sha256 == digest
+    return False
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from p2pmesh.adapters import model_files as files
+from p2pmesh.adapters.model_source import open_model
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.owner_keystore import OwnerKey, load_owner_key, owner_key_missing, read_keystore_facts
 from p2pmesh.adapters.package_files import (
@@ -46,7 +46,7 @@ def build(home: Path, reference: str, out: Path, signing: Signing | None) -> Fac
     sign = None if signing is None else _signer(_open_owner_key(signing))
     store = DiskModelStore(home / "models", home / "cache")
     model = trio.run(store.resolve, reference)
-    with files.FileSource(Path(model.path)) as source:
+    with open_model(Path(model.path)) as source:
         if source.size_bytes != model.size_bytes:
             raise ConfigError(ErrorCode.GGUF_INVALID, f"{model.path} changed while it was read; try again")
         options = BuildOptions(model.name, _source_of(model), int(time.time()), sign)

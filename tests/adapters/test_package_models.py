@@ -1,0 +1,116 @@
+"""Layer packages as models of a store: named, cut, held and found like files, with the same digests."""
+
+from pathlib import Path
+
+import pytest
+
+from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.model.package_layout import artifacts_of_range
+from tests.fakes.packages import change_manifest, package_of
+from tests.fakes.tiny_gguf import tiny_llama
+
+MODEL = tiny_llama()
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return package_of(MODEL, tmp_path / "package")
+
+
+def store_at(home: Path) -> DiskModelStore:
+    return DiskModelStore(home / "models", home / "cache", packages=tuple)
+
+
+def bytes_of(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def keep_only(package: Path, kept: tuple[str, ...]) -> None:
+    for path in list(package.rglob("*.gguf")):
+        if str(path.relative_to(package)) not in kept:
+            path.unlink()
+
+
+async def test_stages_of_a_package_are_those_of_its_model(package: Path, tmp_path: Path) -> None:
+    store, other = store_at(tmp_path / "one"), store_at(tmp_path / "two")
+    packaged, whole = await store.resolve(str(package)), await other.resolve(str(tmp_path / "tiny.gguf"))
+    assert (packaged.name, packaged.digest, packaged.size_bytes) == ("tiny", whole.digest, whole.size_bytes)
+    assert packaged.index == whole.index
+    for layers in (LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4), LayerRange(0, 4)):
+        ours, theirs = await store.cut(packaged, layers), await other.cut(whole, layers)
+        assert (ours.digest, ours.size_bytes) == (theirs.digest, theirs.size_bytes)
+        assert bytes_of(ours.path) == bytes_of(theirs.path)
+
+
+async def test_a_stage_needs_only_its_own_fragments(package: Path, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "home")
+    model = await store.resolve(str(package))
+    kept = artifacts_of_range(LayerRange(1, 3), 4, is_tied=True)
+    keep_only(package, kept)
+    await store.cut(model, LayerRange(1, 3))
+    with pytest.raises(ConfigError) as caught:
+        await store.cut(model, LayerRange(0, 2))
+    assert caught.value.code is ErrorCode.PACKAGE_INVALID
+
+
+async def test_a_damaged_fragment_makes_no_stage(package: Path, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "home")
+    model = await store.resolve(str(package))
+    path = package / "layers" / "layer-00001.gguf"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for layers in (LayerRange(1, 3), LayerRange(0, 4)):
+        with pytest.raises(ConfigError) as caught:
+            await store.cut(model, layers)
+        assert caught.value.code is ErrorCode.PACKAGE_INVALID
+    assert list((tmp_path / "home" / "cache" / "stages").iterdir()) == []
+    await store.cut(model, LayerRange(2, 4))
+
+
+async def test_a_package_that_gives_another_model_back_is_not_served_whole(package: Path, tmp_path: Path) -> None:
+    change_manifest(package, lambda fields: fields["source_model"].update(sha256="0" * 64))
+    store = store_at(tmp_path / "home")
+    model = await store.resolve(str(package))
+    with pytest.raises(ConfigError) as caught:
+        await store.cut(model, LayerRange(0, 4))
+    assert caught.value.code is ErrorCode.PACKAGE_INVALID
+
+
+async def test_packages_of_the_home_have_names_and_their_fragments_none(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "models").mkdir(parents=True)
+    package_of(MODEL, home / "models" / "some-package")
+    (home / "models" / "tiny.gguf").unlink()
+    broken = package_of(MODEL, home / "models" / "broken")
+    (home / "models" / "tiny.gguf").unlink()
+    change_manifest(broken, lambda fields: fields.update(format="other"))
+    store = store_at(home)
+    assert [model.name for model in await store.list_models()] == ["tiny"]
+    model = await store.resolve("tiny")
+    assert model.path == str(home / "models" / "some-package")
+    assert await store.find_by_digest(model.digest, model.size_bytes) is not None
+    fresh = await store_at(home).find_by_digest(model.digest, model.size_bytes)
+    assert fresh is not None
+    assert fresh.path == model.path
+
+
+async def test_a_whole_model_of_a_package_is_an_artifact_once_it_was_written(package: Path, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "home")
+    model = await store.resolve(str(package))
+    assert await store.find_artifact(model.digest) is None
+    whole = await store.cut(model, LayerRange(0, 4))
+    assert bytes_of(whole.path) == MODEL
+    assert await store.find_artifact(model.digest) == whole
+    again = await store.cut(model, LayerRange(0, 4))
+    assert again == whole
+
+
+async def test_a_broken_manifest_is_told_of(package: Path, tmp_path: Path) -> None:
+    change_manifest(package, lambda fields: fields.update(schema_version=2))
+    with pytest.raises(ConfigError) as caught:
+        await store_at(tmp_path / "home").resolve(str(package))
+    assert caught.value.code is ErrorCode.PACKAGE_INVALID
+    assert "schema 2" in caught.value.message
