@@ -9,9 +9,14 @@ Rules that everything here follows:
 - An announcement is believed because its peer signed it; its order is (incarnation, sequence), never its arrival.
 - A peer is suspected when neither it nor anyone asked about it answers, or at once when its connection breaks, and
   fails ``suspect_us`` later unless it is heard. What others report only starts a probe of our own.
+- A connection that breaks again within ``probe_timeout_us`` starts no probe at once: where each probe connects and is
+  cut off, two peers would spend all their time on it. Others are asked instead.
 - A reporter whose victim answers that probe in time is muted: its reports count for nothing for a while.
 - A peer that failed returns by a new incarnation, or by a fresher announcement once it has answered; one that left
   returns by a new incarnation only.
+- ``PeerExcluded`` is our own will, a ban or a revocation: the peer counts no more at once and is not reported. No word
+  of it that gossip carries brings it back, a new incarnation neither, but an answer or its admitted connection.
+- ``OutOfEarshot`` is nobody's fault: the peer announces where we do not listen, so it is as if it was never heard.
 - A peer that hears nobody at all reports nobody: then it is itself the one that is cut off.
 
 Ten thousand of these machines run in one simulation, so the quiet path (a repeated announcement, a probe and its
@@ -180,6 +185,8 @@ class MembershipMachine(Generic[A]):
         self._connected: dict[PeerId, None] = {}
         self._muted: dict[PeerId, Micros] = {}
         self._told: dict[tuple[PeerId, PeerId], Micros] = {}
+        self._lost: dict[PeerId, Micros] = {}
+        """When the connection to a peer broke last."""
         self._order: list[PeerId] = []
         """Members; those before the cursor have been probed in this pass."""
         self._cursor = 0
@@ -330,7 +337,8 @@ class MembershipMachine(Generic[A]):
             return self._join(peer, announcement, lives_us, now)
         if (announcement.incarnation, announcement.sequence) <= (stone.incarnation, stone.sequence):
             return ()
-        if announcement.incarnation > stone.incarnation or peer in self._connected:
+        is_new_life = announcement.incarnation > stone.incarnation and stone.state is not MemberState.EXCLUDED
+        if is_new_life or peer in self._connected:
             return self._join(peer, announcement, lives_us, now)
         inquiry = self._inquiries.get(peer)
         if inquiry is not None:
@@ -393,10 +401,16 @@ class MembershipMachine(Generic[A]):
             return ()
         member.state = MemberState.SUSPECT
         inquiry = self._inquiries.get(peer)
-        is_asked = inquiry is not None
+        is_quiet = self._breaks_again(peer, now) or inquiry is not None
         inquiry = inquiry or self._begin(peer, now)
         inquiry.fails_at = Micros(now + self._policy.suspect_us)
-        return (PeerSuspected(peer),) if is_asked else (PeerSuspected(peer), SendProbe(peer, inquiry.ticket))
+        return (PeerSuspected(peer),) if is_quiet else (PeerSuspected(peer), SendProbe(peer, inquiry.ticket))
+
+    def _breaks_again(self, peer: PeerId, now: Micros) -> bool:
+        before = self._lost.pop(peer, None)
+        _make_room(self._lost, self._policy.capacity)
+        self._lost[peer] = now
+        return before is not None and now - before < self._policy.probe_timeout_us
 
     # --- probes -----------------------------------------------------------------------
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:

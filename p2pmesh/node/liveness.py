@@ -49,6 +49,8 @@ MAX_RELAYS = 8
 MAX_PROBES_AT_ONCE = 16
 KEPT_CONNECTIONS = 16
 """Beyond so many connections a probe of an unconnected peer only knocks: the handshake proves its life."""
+REFUSED_AGAIN_US = 30 * MICROS_PER_SECOND
+"""Whoever refused us, or was refused, is not greeted again before this long."""
 MAX_FAREWELLS = 64
 FAREWELL_S = 1.0
 LEAVING_SAID = 2
@@ -71,8 +73,9 @@ class Liveness:
         self._nursery: trio.Nursery | None = None
         self._limiter = trio.CapacityLimiter(MAX_PROBES_AT_ONCE)
         self._relays = 0
-        self._unwelcome: dict[PeerId, None] = {}
-        """Peers that answered with a refusal, or that we banned: not reached, and yet nothing to report."""
+        self._unwelcome: dict[PeerId, Micros] = {}
+        """Peers that refuse us or whose answer we refuse, and until when we leave them alone: not reached, and yet
+        nothing to report."""
         self._seen: dict[tuple[PeerId, PeerId, int], None] = {}
         self._heard: dict[str, tuple[Subscription, trio.CancelScope]] = {}
         self._places: dict[PeerId, tuple[str, ...]] = {}
@@ -207,13 +210,16 @@ class Liveness:
 
     # --- asking --------------------------------------------------------------------
     async def _probe(self, peer: PeerId, ticket: int) -> None:
+        if self._unwelcome.get(peer, Micros(-1)) > self._ports.clock.now() and not self._overlay.is_admitted(peer):
+            self._board.tell(membership.ProbeUnanswered(peer, ticket))
+            return
         with trio.move_on_after(PROBE_S):
             async with self._limiter:
                 try:
                     rtt_us = await self._ask_or_knock(peer)
                 except P2PMeshError as error:
                     if error.code not in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST):
-                        _remember(self._unwelcome, peer, None)
+                        _remember(self._unwelcome, peer, Micros(self._ports.clock.now() + REFUSED_AGAIN_US))
                     self._board.tell(membership.ProbeUnanswered(peer, ticket))
                 else:
                     self._unwelcome.pop(peer, None)

@@ -315,6 +315,29 @@ def test_a_connection_lost_while_a_probe_is_out_sends_no_second_one() -> None:
     assert [when - start for when in life.times(PeerFailed)] == [10 * S]
 
 
+def test_a_connection_that_breaks_again_at_once_makes_others_be_asked_and_no_probe() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A), ConnectionLost(A))
+    for _ in range(100):
+        assert life.tell(ConnectionOpened(A), ConnectionLost(A)) == [PeerRecovered(A), PeerSuspected(A)]
+    start = life.now
+    life.log.clear()
+    (asked,) = life.wait(3)
+    assert isinstance(asked, SendIndirectProbe)
+    assert life.now - start == POLICY.probe_timeout_us
+    life.wait(10, (B,))
+    assert [when - start for when in life.times(PeerFailed)] == [10 * S]
+
+
+def test_a_connection_that_breaks_now_and_then_is_asked_about_each_time() -> None:
+    life = Life(A, B)
+    for _ in range(3):
+        life.tell(ConnectionOpened(A))
+        assert kinds(life.tell(ConnectionLost(A))) == [PeerSuspected, SendProbe]
+        life.tell(ProbeAnswered(A, life.ticket(A), 5))
+        life.now += POLICY.probe_timeout_us
+
+
 # --- a restart, and what a suspect says -----------------------------------------------
 def test_a_new_incarnation_ends_every_doubt() -> None:
     life = Life(A, B)
@@ -436,7 +459,8 @@ def test_an_excluded_peer_is_gone_at_once_and_only_its_own_connection_brings_it_
     (probe,) = life.tell(said(A, 2))  # what else it says must be proven, and a peer that is kept out proves nothing
     assert isinstance(probe, SendProbe)
     life.tell(ProbeUnanswered(A, probe.ticket), IndirectAnswered(B, A, probe.ticket, False))
-    assert life.tell(ConnectionOpened(A), said(A, 3)) == [PeerJoined(A)]
+    assert kinds(life.tell(said(A, 1, incarnation=2))) == [SendProbe]  # a restart is nothing but another word
+    assert life.tell(ConnectionOpened(A), said(A, 2, incarnation=2)) == [PeerJoined(A)]
 
 
 # --- reports --------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL
 from p2pmesh.core.shards import shard_bits_of
@@ -237,6 +237,30 @@ async def test_a_peer_that_answers_nothing_is_given_up_though_its_connections_st
         # the longest time between two probes of one of three, two rounds of questions, two suspicions
         assert trio.current_time() - stuck_at <= (2 * 3 - 1) * 10 + 2 * (8 + 10)
         assert [name for name, _ in others[0].reports if name == "reporter_muted"] == []
+
+
+async def test_peers_that_cut_each_other_off_do_not_spend_their_time_on_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes the other's hello and refuses its welcome: every probe connects, admits, and is cut off."""
+    async with open_mesh() as mesh:
+        founder, a = await crowd(mesh, "a")
+        hellos = {founder.peer: 0, a.peer: 0}
+
+        def fall_out(node: MeshNode, other: MeshNode) -> None:
+            def refuse(*_: Any) -> Any:
+                hellos[node.peer] += 1
+                mesh.overlay.disconnect(node.peer, other.peer)
+                raise RemoteProtocolError(ErrorCode.OWNERSHIP_REFUSED, "not by these rules")
+
+            monkeypatch.setattr(node.node.overlay.credentials, "check_welcome", refuse)
+            monkeypatch.setattr(node.node.overlay, "stay_joined", trio.sleep_forever)
+
+        fall_out(founder, a)
+        fall_out(a, founder)
+        mesh.overlay.disconnect(founder.peer, a.peer)
+        await trio.sleep(60)
+        assert 0 < sum(hellos.values()) <= 12
 
 
 # --- who is reached by some only ---------------------------------------------------
