@@ -29,6 +29,7 @@ from typing import TypeVar
 import trio
 
 from p2pmesh.adapters import model_files as files
+from p2pmesh.adapters.file_claims import claim, end_claim
 from p2pmesh.adapters.hub_cache import HubCache
 from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_names import ModelNames, NamedModel, shown
@@ -83,21 +84,27 @@ class _KeyedLocks:
 
 
 class _Holds:
-    """How many holders each file has. Taken in worker threads, dropped on the event loop, which never waits here."""
+    """How many holders each file has. Taken in worker threads, dropped on the event loop, which never waits here.
 
-    __slots__ = ("_counts", "_lock")
+    What is held is also claimed, so that no command of another process removes it.
+    """
+
+    __slots__ = ("_claims", "_counts", "_lock")
 
     def __init__(self) -> None:
         self._counts: dict[Digest, int] = {}
+        self._claims: dict[Digest, list[int]] = {}
         self._lock = threading.Lock()
 
     def __contains__(self, digest: Digest) -> bool:
         return digest in self._counts
 
-    def take(self, digest: Digest) -> None:
-        """One holder more."""
+    def take(self, digest: Digest, *paths: Path) -> None:
+        """One holder more of the files at ``paths``."""
         with self._lock:
             self._counts[digest] = self._counts.get(digest, 0) + 1
+            if not self._claims.get(digest):
+                self._claims[digest] = claim(paths)
 
     def drop(self, digest: Digest) -> None:
         """One holder less; nothing happens where there is none."""
@@ -105,6 +112,8 @@ class _Holds:
             count = self._counts.pop(digest, 0)
             if count > 1:
                 self._counts[digest] = count - 1
+            else:
+                end_claim(self._claims.pop(digest, ()))
 
 
 class DiskModelStore:
@@ -195,7 +204,7 @@ class DiskModelStore:
             if is_package(Path(model.path)):
                 async with self._locks.holding(model.digest):
                     return await self._run(lambda: self._kept_artifact(model.digest) or self._write_model(model))
-            self._holds.take(model.digest)
+            self.keep(model)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         key = f"{model.digest}:{layers.start}:{layers.end}:{STAGE_FORMAT}"
         async with self._locks.holding(key):
@@ -207,6 +216,10 @@ class DiskModelStore:
             return None
         async with self._locks.holding(digest):
             return await self._run(lambda: self._artifact_or_model(digest))
+
+    def keep(self, model: ModelFile) -> None:
+        """Takes a hold on a whole model, to be given back with ``release``."""
+        self._holds.take(model.digest, *paths_of_model(Path(model.path)))
 
     def release(self, digest: Digest) -> None:
         """Gives back one hold; without any left the quota may take the file."""
@@ -379,7 +392,7 @@ class DiskModelStore:
         path = self._stages / f"{digest}.gguf"
         with self._room:
             stamp = pending.commit(path)
-            self._holds.take(digest)
+            self._holds.take(digest, path)
         self._ledger.remember_digest(path, stamp, digest)
         return StageArtifact(str(path), digest, stamp.size_bytes)
 
@@ -387,7 +400,7 @@ class DiskModelStore:
         """The stage of this digest, held, if it stands in the cache undamaged; a damaged one is removed."""
         path = self._stages / f"{digest}.gguf"
         with self._room:
-            self._holds.take(digest)  # first, so that it is not evicted while it is checked
+            self._holds.take(digest, path)  # first, so that it is not evicted while it is checked
         artifact = None
         try:
             artifact = self._checked_artifact(digest, path)
@@ -410,7 +423,7 @@ class DiskModelStore:
     def _artifact_or_model(self, digest: Digest) -> StageArtifact | None:
         model = self._unchanged_model(digest)
         if model is not None and not is_package(Path(model.path)):
-            self._holds.take(digest)
+            self.keep(model)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         return self._kept_artifact(digest)
 
