@@ -142,6 +142,9 @@ class Audit:
             self.most_viewed = max(self.most_viewed, viewed)
             if viewed > self._capacity or member.machine.known_count > 2 * self._capacity:
                 self._violate(f"peer {member.number} views {viewed} peers and knows {member.machine.known_count}")
+            due = member.machine.deadline()
+            if due is not None and not world.now_us <= member.wake_us <= max(due, world.now_us):
+                self._violate(f"peer {member.number} sleeps beyond its deadline of {due // SECOND_US} s")
         for _ in range(min(SAMPLED, len(world.live))):
             self._turn = (self._turn + 1) % len(world.live)
             self._check_view(world.live[self._turn])

@@ -185,6 +185,8 @@ class Gossip:
             if effects:
                 perform(member, effects)
                 arm(member)
+            elif said is None:
+                arm(member)  # what is not an announcement may set a deadline and want nothing done
         self._until_drop = until_drop
         world.events += len(hearers)
         self.receipts += len(hearers)

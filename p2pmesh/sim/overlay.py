@@ -173,10 +173,10 @@ class Overlay:
             self.arm(member)
 
     def arm(self, member: Member) -> None:
-        """Sees to it that the machine is looked at by its deadline."""
+        """Sees to it that the machine is looked at by its deadline, or now if that has passed."""
         due = member.machine.deadline()
         if due is not None and due < member.wake_us:
-            member.wake_us = due
+            member.wake_us = max(due, Micros(self.calendar.now_us))  # as the entry will say, or it counts for nothing
             self.calendar.put(due, WAKE, 0, member)
 
     def perform(self, member: Member, effects: tuple[Any, ...]) -> None:

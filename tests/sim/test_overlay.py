@@ -13,6 +13,7 @@ import pytest
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership
 from p2pmesh.core.membership import MembershipMachine
+from p2pmesh.sim.member import Member
 from p2pmesh.sim.overlay import Overlay
 from p2pmesh.sim.overlay_faults import schedule_faults
 from p2pmesh.sim.overlay_report import OverlayReport, Spread, describe_overlay, make_report, simulate_overlay, spread_of
@@ -127,6 +128,37 @@ def test_machines_that_believe_no_report_and_probe_nobody_are_caught(monkeypatch
     report = simulate_overlay(scenario(8, Crash(MINUTE_US, 3)), 20, 1)
     assert any("alive five minutes after its end" in text for text in report.violations)
     assert report.believed_late == 19
+
+
+def test_a_machine_that_is_not_woken_by_its_deadline_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = Overlay.arm
+
+    def careless(world: Overlay, member: Member) -> None:
+        if member.number != 7 or world.now_us < MINUTE_US:
+            arm(world, member)
+
+    monkeypatch.setattr(Overlay, "arm", careless)
+    report = simulate_overlay(scenario(3), 20, 1)
+    assert report.violations
+    assert all(text.split(": ")[1].startswith("peer 7 sleeps beyond its deadline") for text in report.violations)
+
+
+def test_a_newcomer_that_hears_a_farewell_before_it_knows_anybody_probes_all_the_same() -> None:
+    """Its machine then has a deadline and nothing to do; that once passed unnoticed, for good."""
+    population = OverlayPopulation(start_window_us=MINUTE_US)
+    world = Overlay(dataclasses.replace(scenario(6), population=population), 20, 1)
+    unknown = world.traits[world.add_peer()].peer_id
+
+    def say_farewell() -> None:
+        speaker, newcomer = world.live[0], world.live[-1]
+        assert newcomer.machine.known_count == 0
+        world.gossip.spread(speaker, "", None, membership.LeavingHeard(unknown, 1), 100)
+
+    starts = [1 + number * MINUTE_US // 20 for number in range(1, 20)]
+    for start_us in starts:
+        world.at(start_us, lambda: world.after(0, say_farewell))
+    world.run()
+    assert make_report(world).violations == ()
 
 
 def test_machines_that_believe_whatever_is_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
