@@ -40,7 +40,7 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
 from p2pmesh.base.quantities import GIB
-from p2pmesh.model.cost import kv_bytes_per_token
+from p2pmesh.model.cost import sequence_bytes
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, Span, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
@@ -160,6 +160,10 @@ class DiskModelStore:
         """
         return self._names.find(reference)
 
+    def find_on_hub(self, reference: str) -> HubReference | None:
+        """The part of the hub that a reference means, also where it was fetched before; ``None`` for other models."""
+        return self._names.find_on_hub(reference)
+
     async def resolve(self, reference: str) -> ModelFile:
         """A path, a name, a model that was fetched from the hub before; ``ConfigError`` says what is wrong."""
         named = await self._run(lambda: self.find(reference))
@@ -226,8 +230,8 @@ class DiskModelStore:
         self._holds.drop(digest)
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
-        """The file's tensors, and keys and values of its own layers for every cell."""
-        return await self._run(lambda: _stage_memory_bytes(Path(artifact.path), context_tokens * lanes))
+        """The file's tensors, and what its own layers keep of all sequences."""
+        return await self._run(lambda: _stage_memory_bytes(Path(artifact.path), context_tokens, lanes))
 
     def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
         """Receives a stage; at a clean exit it is checked, kept and held once, otherwise nothing stays.
@@ -469,14 +473,14 @@ class DiskModelStore:
         return files.PendingFile(self._stages, self._disk)
 
 
-def _stage_memory_bytes(path: Path, cells: int) -> int:
+def _stage_memory_bytes(path: Path, context_tokens: int, lanes: int) -> int:
     with open_model(path) as source:
         try:
             index = read_index(source)
-            per_token = sum(kv_bytes_per_token(index))
+            kept = sequence_bytes(index, context_tokens, lanes)
         except RemoteProtocolError as error:
             raise ConfigError(error.code, f"a stage file cannot be used: {error.message}") from error
-    return sum(tensor.size_bytes for tensor in index.tensors) + per_token * cells
+    return sum(tensor.size_bytes for tensor in index.tensors) + kept
 
 
 class _Receiver:

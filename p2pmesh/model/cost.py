@@ -1,41 +1,51 @@
-"""What a layer range costs in memory: exact bytes for weights and KV cache, an estimate for compute buffers.
+"""What a layer range costs in memory: exact bytes of weights, KV cache and states, an estimate for compute buffers.
 
-Owns the arithmetic that placement charges. What a peer has is placement's affair.
+Owns the arithmetic that placement charges, and the sizes that the engine gives its caches. What a layer keeps of a
+token or a sequence is ``sequence_state``'s, what a peer has is placement's affair. A test compares all of it with what
+llama.cpp says that it allocates, on real models and on one tiny model of each kind of attention.
 """
 
 from dataclasses import dataclass
 
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS
 from p2pmesh.base.quantities import MIB
-from p2pmesh.model.families import INPUT_TENSORS, OUTPUT_TENSORS
-from p2pmesh.model.gguf import GgufIndex, layer_of_tensor
+from p2pmesh.model.families import INPUT_TENSORS, OUTPUT_TENSORS, window_pattern
+from p2pmesh.model.gguf import GgufIndex, layer_of_tensor, padded
+from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, layer_states
 from p2pmesh.model.stage_file import EMPTY_VOCABULARY_TOKENS
 
-F16_BYTES = 2
-F32_BYTES = 4
-_SMALL_BUFFERS_BYTES = 4 * MIB
+SPARE_CELLS = 64
+"""Cells that an engine has beyond those of its lanes."""
+SPARE_SEQUENCES = 2
+"""Sequences that an engine has beyond its lanes."""
+CALL_ROWS = 64
+"""Rows that an engine reserves for, unless it has more sequences."""
+
+_CELL_GRANULE = 256
 _LIVE_ROWS_OF_WIDTH = 4
 """Activations of one layer that are alive at the same time: residual, normed input, a projection, its sum."""
+_SMALL_BUFFERS_BYTES = MIB // 16
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBytes:
     """A model's own bytes by part, once for all ranges.
 
-    ``layer_bytes`` and ``kv_bytes_per_token`` have one item per layer. ``output_bytes`` is what the last stage holds
+    ``layer_bytes`` and ``layer_states`` have one item per layer. ``output_bytes`` is what the last stage holds
     besides its layers: the output head, which is the embedding's copy where the model ties the two. ``shared_bytes``
-    (norms, rope factors) is held by every stage.
+    (norms, rope factors) is held by every stage. ``widest_row`` is in elements; ``mask_count`` masks of one row for
+    each cell are made, one for each kind of attention.
     """
 
     layer_bytes: tuple[int, ...]
-    kv_bytes_per_token: tuple[int, ...]
+    layer_states: tuple[LayerState, ...]
     embedding_bytes: int
     output_bytes: int
     shared_bytes: int
     is_tied: bool
     hidden_size: int
     widest_row: int
+    mask_count: int
     vocabulary_size: int
 
     @property
@@ -43,21 +53,48 @@ class ModelBytes:
         """Layers of the whole model."""
         return len(self.layer_bytes)
 
+    @property
+    def kv_bytes_per_token(self) -> tuple[int, ...]:
+        """Bytes of keys and values that one token takes in each layer."""
+        return tuple(state.bytes_per_token for state in self.layer_states)
+
+    @property
+    def state_bytes_per_sequence(self) -> tuple[int, ...]:
+        """Bytes of state that one sequence takes in each layer, however long it is."""
+        return tuple(state.bytes_per_sequence for state in self.layer_states)
+
+    @property
+    def activation_bytes_per_token(self) -> int:
+        """Bytes that a token takes between two stages, at 32 bits a number."""
+        return self.hidden_size * F32_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Bytes that one stage takes, by part. All exact but ``compute_bytes``."""
+    """Bytes that one stage takes, by part. All exact but ``compute_bytes``.
+
+    ``kv_bytes`` is the whole cache, its spare cells included, and ``state_bytes`` the states of all sequences.
+    ``logits_bytes`` is what the rows of one call give out.
+    """
 
     weights_bytes: int
     embedding_bytes: int
     output_bytes: int
     kv_bytes: int
+    state_bytes: int
+    logits_bytes: int
     compute_bytes: int
 
     @property
     def total_bytes(self) -> int:
         """Everything together."""
-        return self.weights_bytes + self.embedding_bytes + self.output_bytes + self.kv_bytes + self.compute_bytes
+        weights = self.weights_bytes + self.embedding_bytes + self.output_bytes
+        return weights + self.kv_bytes + self.state_bytes + self.logits_bytes + self.compute_bytes
+
+
+def cache_cells(context_tokens: int, lanes: int) -> int:
+    """Cells of the cache that an engine makes for ``lanes`` sequences of ``context_tokens`` tokens each."""
+    return padded(context_tokens * lanes + SPARE_CELLS, _CELL_GRANULE)
 
 
 def measure_model(index: GgufIndex) -> ModelBytes:
@@ -76,15 +113,17 @@ def measure_model(index: GgufIndex) -> ModelBytes:
         else:
             shared += tensor.size_bytes
     is_tied = index.find_tensor("output.weight") is None
+    states = layer_states(index)
     return ModelBytes(
         layer_bytes=tuple(layer_bytes),
-        kv_bytes_per_token=kv_bytes_per_token(index),
+        layer_states=states,
         embedding_bytes=embedding,
         output_bytes=embedding if is_tied else output,
         shared_bytes=shared,
         is_tied=is_tied,
         hidden_size=index.hidden_size,
         widest_row=_widest_row(index),
+        mask_count=_mask_count(index, states),
         vocabulary_size=index.vocabulary_size,
     )
 
@@ -94,8 +133,13 @@ def kv_bytes_per_token(index: GgufIndex) -> tuple[int, ...]:
 
     Windowed layers are charged in full, because the engine keeps their whole cache: a pruned one cannot roll back.
     """
-    width = index.key_length + index.value_length
-    return tuple(heads * width * F16_BYTES for heads in index.kv_head_counts)
+    return tuple(state.bytes_per_token for state in layer_states(index))
+
+
+def sequence_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> int:
+    """Bytes that the layers of a file keep: the cache, and the states of all sequences."""
+    states = layer_states(index)
+    return _cache_bytes(states, context_tokens, lanes) + _state_bytes(states, lanes)
 
 
 def stage_bytes(index: GgufIndex, layers: LayerRange, context_tokens: int, lanes: int) -> StageCost:
@@ -113,53 +157,68 @@ def stage_cost(model: ModelBytes, layers: LayerRange, context_tokens: int, lanes
     if not is_first and not is_last:
         embedding = _empty_embedding_bytes(model.hidden_size)
     output = model.output_bytes if is_last and not (is_first and model.is_tied) else 0
-    per_token = sum(model.kv_bytes_per_token[layers.start : layers.end])
+    states = model.layer_states[layers.start : layers.end]
+    has_vocabulary = is_first or is_last
     return StageCost(
         weights_bytes=sum(model.layer_bytes[layers.start : layers.end]) + model.shared_bytes,
         embedding_bytes=embedding,
         output_bytes=output,
-        kv_bytes=per_token * context_tokens * lanes,
-        compute_bytes=estimate_compute_bytes(model, layers, context_tokens, lanes),
+        kv_bytes=_cache_bytes(states, context_tokens, lanes),
+        state_bytes=_state_bytes(states, lanes),
+        logits_bytes=_logits_bytes(model, lanes, is_last=is_last) if has_vocabulary else 0,
+        compute_bytes=_compute_bytes(model, context_tokens, lanes, has_vocabulary=has_vocabulary),
     )
 
 
-def estimate_compute_bytes(
-    model: ModelBytes,
-    layers: LayerRange,
-    context_tokens: int,
-    lanes: int,
-    rows: int = PREFILL_CHUNK_TOKENS,
-) -> int:
-    """About what llama.cpp reserves for calls of at most ``rows`` rows: an estimate from above.
+def _cache_bytes(states: tuple[LayerState, ...], context_tokens: int, lanes: int) -> int:
+    return sum(state.bytes_per_token for state in states) * cache_cells(context_tokens, lanes)
 
-    - the feed-forward's gate and up rows and a few rows of the hidden size, 32 bits each;
-    - the attention mask: one 16-bit number per row and cache cell, and the 32-bit one it is made of;
-    - the logits of every row wherever there is a vocabulary: a first stage reserves them, and clears as much again
-      for outputs, although it computes none;
-    - a constant for what is small.
+
+def _state_bytes(states: tuple[LayerState, ...], lanes: int) -> int:
+    return sum(state.bytes_per_sequence for state in states) * (lanes + SPARE_SEQUENCES)
+
+
+# --- buffers of a call
+
+
+def _call_rows(lanes: int) -> int:
+    return max(CALL_ROWS, lanes + SPARE_SEQUENCES)
+
+
+def _logits_bytes(model: ModelBytes, lanes: int, *, is_last: bool) -> int:
+    """A last stage gives out a row for each sequence; a first one clears one for each row, but computes none."""
+    rows = lanes + SPARE_SEQUENCES if is_last else _call_rows(lanes)
+    return rows * model.vocabulary_size * F32_BYTES
+
+
+def _compute_bytes(model: ModelBytes, context_tokens: int, lanes: int, *, has_vocabulary: bool) -> int:
+    """About what llama.cpp reserves for one call: what its layers need, or its logits, whichever is more.
+
+    Wherever there is a vocabulary it reserves the logits of every row, also where only the last layer computes them.
     """
-    logits = 0
-    if layers.is_last(model.layer_count):
-        logits = _last_logits_bytes(model, lanes, rows)
-    elif layers.is_first():
-        logits = _first_logits_bytes(model, rows)
-    return _layer_compute_bytes(model, context_tokens, lanes, rows) + logits
+    layers = _layers_compute_bytes(model, context_tokens, lanes)
+    return max(layers, _head_compute_bytes(model, lanes)) if has_vocabulary else layers
 
 
-def _layer_compute_bytes(model: ModelBytes, context_tokens: int, lanes: int, rows: int) -> int:
+def _layers_compute_bytes(model: ModelBytes, context_tokens: int, lanes: int) -> int:
+    """Rows of the widest part and of the hidden size; a mask of each kind of attention; a layer's states twice."""
+    rows = _call_rows(lanes)
     activations = rows * F32_BYTES * (2 * model.widest_row + _LIVE_ROWS_OF_WIDTH * model.hidden_size)
-    mask = rows * context_tokens * lanes * (F32_BYTES + F16_BYTES)
-    return activations + mask + _SMALL_BUFFERS_BYTES
+    masks = model.mask_count * (rows + 2) * cache_cells(context_tokens, lanes) * F16_BYTES
+    states = 2 * max(model.state_bytes_per_sequence) * (lanes + SPARE_SEQUENCES)
+    return activations + masks + states + _SMALL_BUFFERS_BYTES
 
 
-def _first_logits_bytes(model: ModelBytes, rows: int) -> int:
-    """Every row is an output, so that the last layer computes them all."""
-    return 2 * rows * model.vocabulary_size * F32_BYTES
+def _head_compute_bytes(model: ModelBytes, lanes: int) -> int:
+    return _call_rows(lanes) * F32_BYTES * (model.vocabulary_size + 2 * model.hidden_size)
 
 
-def _last_logits_bytes(model: ModelBytes, lanes: int, rows: int) -> int:
-    """Only one row per lane and a padding row are outputs."""
-    return (rows + lanes + 1) * model.vocabulary_size * F32_BYTES
+def _mask_count(index: GgufIndex, states: tuple[LayerState, ...]) -> int:
+    """How many kinds of attention there are: to everything, and to a window."""
+    windowed = {
+        is_windowed for is_windowed, state in zip(window_pattern(index), states, strict=True) if state.bytes_per_token
+    }
+    return len(windowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +240,15 @@ class PlanningBytes:
 def planning_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> PlanningBytes:
     """``PlanningBytes`` with KV cache for ``lanes`` sequences of ``context_tokens`` tokens each."""
     model = measure_model(index)
-    rows = PREFILL_CHUNK_TOKENS
+    cells, sequences = cache_cells(context_tokens, lanes), lanes + SPARE_SEQUENCES
     per_layer = tuple(
-        weights + kv * context_tokens * lanes
-        for weights, kv in zip(model.layer_bytes, model.kv_bytes_per_token, strict=True)
+        weights + state.bytes_per_token * cells + state.bytes_per_sequence * sequences
+        for weights, state in zip(model.layer_bytes, model.layer_states, strict=True)
     )
-    compute = _layer_compute_bytes(model, context_tokens, lanes, rows)
-    first = model.embedding_bytes + _first_logits_bytes(model, rows)
-    last = model.output_bytes + _last_logits_bytes(model, lanes, rows)
+    compute = _layers_compute_bytes(model, context_tokens, lanes)
+    head = max(0, _head_compute_bytes(model, lanes) - compute)
+    first = model.embedding_bytes + head + _logits_bytes(model, lanes, is_last=False)
+    last = model.output_bytes + head + _logits_bytes(model, lanes, is_last=True)
     stage = model.shared_bytes + compute + _empty_embedding_bytes(model.hidden_size)
     whole = stage_cost(model, LayerRange(0, model.layer_count), context_tokens, lanes).total_bytes
     return PlanningBytes(
@@ -205,8 +265,14 @@ def _empty_embedding_bytes(hidden_size: int) -> int:
 
 
 def _widest_row(index: GgufIndex) -> int:
-    """Elements of the widest row inside a layer: the feed-forward, or all query heads together."""
-    queries = max(index.head_counts) * index.key_length
-    key = index.key("feed_forward_length")
-    feed_forward = max(index.per_layer("feed_forward_length")) if key in index.metadata else 0
-    return max(queries, feed_forward, index.hidden_size)
+    """Elements of the widest row inside a layer: the feed-forward of all experts in use, or all query heads."""
+    keys = ("attention.head_count", "feed_forward_length", "expert_feed_forward_length", "expert_used_count")
+    heads, feed_forward, expert, used = (_largest(index, key) for key in keys)
+    queries = heads * (index.key_length if heads else 0)
+    inner = index.number("ssm.inner_size") or 0 if any(s.bytes_per_sequence for s in layer_states(index)) else 0
+    experts = used * expert if index.number("expert_count") else 0
+    return max(queries, feed_forward, experts, inner, index.hidden_size)
+
+
+def _largest(index: GgufIndex, suffix: str) -> int:
+    return max(index.per_layer(suffix)) if index.key(suffix) in index.metadata else 0

@@ -1,11 +1,23 @@
 """Bytes that placement charges, against the stage files themselves."""
 
+from dataclasses import astuple, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pmesh.adapters.llama import binding, steps
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.model.cost import kv_bytes_per_token, measure_model, planning_bytes, stage_bytes
+from p2pmesh.model import cost as cost_module
+from p2pmesh.model.cost import (
+    cache_cells,
+    kv_bytes_per_token,
+    measure_model,
+    planning_bytes,
+    sequence_bytes,
+    stage_bytes,
+    stage_cost,
+)
 from p2pmesh.model.gguf import GgufIndex, read_index
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.tiny_gguf import tiny_gemma3, tiny_llama
@@ -46,28 +58,42 @@ def test_kv_bytes_are_two_bytes_per_element_of_keys_and_values() -> None:
     index = index_of(MODELS["llama"])
     assert kv_bytes_per_token(index) == (2 * 2 * (16 + 16),) * 4
     cost = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES)
-    assert cost.kv_bytes == 2 * 128 * CONTEXT * LANES
+    assert cache_cells(CONTEXT, LANES) == 3072
+    assert cost.kv_bytes == 2 * 128 * 3072
+    assert (cost.state_bytes, sequence_bytes(index, CONTEXT, LANES)) == (0, 4 * 128 * 3072)
 
 
 def test_more_context_lanes_and_layers_never_cost_less() -> None:
     index = index_of(MODELS["gemma3"])
     base = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES)
     assert stage_bytes(index, LayerRange(1, 4), CONTEXT, LANES).total_bytes > base.total_bytes
-    assert stage_bytes(index, LayerRange(1, 3), CONTEXT + 1, LANES).total_bytes > base.total_bytes
+    assert stage_bytes(index, LayerRange(1, 3), CONTEXT + 256, LANES).total_bytes > base.total_bytes
     assert stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES + 1).total_bytes > base.total_bytes
 
 
-def test_only_the_ends_reserve_logits() -> None:
+def test_only_the_ends_give_out_logits() -> None:
     index = index_of(MODELS["llama"])
-    middle = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES).compute_bytes
-    logits = 256 * 363 * 4
-    assert stage_bytes(index, LayerRange(0, 1), CONTEXT, LANES).compute_bytes - middle == 2 * logits
-    assert stage_bytes(index, LayerRange(3, 4), CONTEXT, LANES).compute_bytes - middle == logits + 4 * 363 * 4
+    first, middle, last = (stage_bytes(index, LayerRange(n, n + 1), CONTEXT, LANES) for n in (0, 1, 3))
+    row = 363 * 4
+    assert (first.logits_bytes, middle.logits_bytes, last.logits_bytes) == (64 * row, 0, (LANES + 2) * row)
+    assert first.compute_bytes == last.compute_bytes >= middle.compute_bytes
+
+
+def test_a_large_vocabulary_is_reserved_for_every_row_of_a_call() -> None:
+    model = replace(measure_model(index_of(MODELS["llama"])), vocabulary_size=200_000)
+    first, middle = (stage_cost(model, LayerRange(n, n + 1), CONTEXT, LANES) for n in (0, 1))
+    assert first.compute_bytes == 64 * 4 * (200_000 + 2 * 64)
+    assert middle.compute_bytes < first.compute_bytes
+
+
+def test_an_engine_has_the_spare_cells_sequences_and_rows_that_are_charged() -> None:
+    assert (cost_module.SPARE_CELLS, cost_module.SPARE_SEQUENCES) == (steps.SPARE_CELLS, steps.SPARE_SEQUENCES)
+    assert cost_module.CALL_ROWS == binding.MAX_CALL_ROWS
 
 
 def test_the_total_is_the_sum_of_the_parts() -> None:
     cost = stage_bytes(index_of(MODELS["untied"]), LayerRange(2, 4), CONTEXT, LANES)
-    parts = (cost.weights_bytes, cost.embedding_bytes, cost.output_bytes, cost.kv_bytes, cost.compute_bytes)
+    parts = astuple(cost)
     assert cost.total_bytes == sum(parts)
 
 
