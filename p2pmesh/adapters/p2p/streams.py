@@ -19,6 +19,7 @@ class PeerStream:
 
     def __init__(self, stream: YamuxStream) -> None:
         self._stream = stream
+        stream.is_exchange = True
         self._remote_peer = peer_id_of(stream.muxed_conn.peer_id)
         self._is_closed = False
 

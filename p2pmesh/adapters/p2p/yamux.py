@@ -67,10 +67,14 @@ class Vigilance:
     """When silence means death: a ping every ``interval_s``, and at most ``max_silent`` in a row with nothing heard.
 
     Pings are counted, not seconds, so that a process that was stopped itself does not blame its peers.
+
+    A connection without exchanges is pinged each ``quiet_intervals`` only, but as often as any other once a ping stays
+    unanswered: pings are most of what an idle connection costs.
     """
 
     interval_s: float = 2.0
     max_silent: int = 3
+    quiet_intervals: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,8 @@ class YamuxStream(IMuxedStream):
         self.is_inbound = connection.is_initiator == (stream_id % 2 == 0)
         self.send_window = INITIAL_WINDOW_BYTES
         self.abandoned_at: float | None = None
+        self.is_exchange = False
+        """Whether it is one of ours, not one that libp2p keeps open for itself."""
         self._received = bytearray()
         self._wanted = 0
         self._uncredited = 0
@@ -473,6 +479,11 @@ class YamuxConnection(IMuxedConn):
         return self._silent_pings > 1
 
     @property
+    def exchange_count(self) -> int:
+        """Streams of ours that somebody still uses."""
+        return sum(stream.is_exchange and stream.abandoned_at is None for stream in self._streams.values())
+
+    @property
     def is_congested(self) -> bool:
         """Whether a writer of data has to ``wait_for_room``."""
         return not self._channel.has_room
@@ -679,11 +690,18 @@ class YamuxConnection(IMuxedConn):
             self._pinged_at = trio.current_time()
             self._silent_pings += 1
             self.send_control(PING, SYN, 0, self._ping_count)
+            await self._rest()
+        self._die("the peer has gone silent")
+
+    async def _rest(self) -> None:
+        """Until the next ping. What is quiet is looked at as often as ever, since an exchange may begin."""
+        for _ in range(self._vigilance.quiet_intervals):
             await trio.sleep(self._vigilance.interval_s)
             for stream in list(self._streams.values()):
                 if stream.abandoned_at is not None and trio.current_time() - stream.abandoned_at > LINGER_S:
                     stream.abort()
-        self._die("the peer has gone silent")
+            if self._silent_pings or self.exchange_count:
+                return
 
     # --- the rest of libp2p's interface
 

@@ -13,11 +13,13 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from p2pmesh.adapters.p2p import yamux
+from p2pmesh.adapters.p2p.streams import PeerStream
 from p2pmesh.adapters.p2p.yamux import (
     ACK,
     DATA,
     FIN,
     GO_AWAY,
+    HEADER_BYTES,
     INITIAL_WINDOW_BYTES,
     PING,
     RST,
@@ -400,6 +402,48 @@ async def test_a_peer_that_is_heard_in_any_way_is_kept(autojump_clock: MockClock
         await trio.sleep(3.0)
         channel._say.send_nowait(frame(WINDOW_UPDATE, 0, 9, 0))
     assert connection.is_established
+
+
+async def answer_pings(channel: ScriptedChannel, count: int) -> list[int]:
+    """The seconds from now at which so many pings came; each is answered."""
+    began, times = trio.current_time(), []
+    while len(times) < count:
+        await trio.sleep(0.05)
+        while b"" != (sent := bytes(channel.submitted[:HEADER_BYTES])):
+            del channel.submitted[:HEADER_BYTES]
+            _, kind, flags, _, number = struct.unpack("!BBHII", sent)
+            if (kind, flags) == (PING, SYN):
+                times.append(round(trio.current_time() - began))
+                channel._say.send_nowait(frame(PING, ACK, 0, number))
+    return times
+
+
+async def test_a_connection_without_exchanges_is_pinged_rarely_and_given_up_nearly_as_soon(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0, max_silent=3))
+    nursery.start_soon(connection.start)
+    assert await answer_pings(channel, 4) == [0, 10, 20, 30]
+    silent_since = trio.current_time()
+    await connection.event_closed.wait()
+    assert trio.current_time() - silent_since == pytest.approx(10 + 3 * 2, abs=0.2)
+
+
+async def test_a_connection_with_an_exchange_is_pinged_often_until_it_is_over(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0, max_silent=3))
+    nursery.start_soon(connection.start)
+    await connection.event_started.wait()
+    await connection.open_stream()  # one that libp2p keeps for itself
+    stream = PeerStream(await connection.open_stream())
+    assert connection.exchange_count == 1
+    assert await answer_pings(channel, 4) == [0, 2, 4, 6]
+    await stream.reset()
+    assert connection.exchange_count == 0
+    assert await answer_pings(channel, 3) == [10, 20, 30]
 
 
 async def test_pings_are_answered_and_measure_the_round_trip(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
