@@ -25,6 +25,7 @@ from p2pmesh.app.invite_text import read_invite_text
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.auth_parser import add_auth
+from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.cli.package_parser import add_package
 from p2pmesh.core.ownership import TrustPolicy
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_auth(commands)
     add_invite(commands)
     add_peer(commands)
+    add_certify(commands)
     _add_bench(commands)
     _add_simulate(commands)
     return parser

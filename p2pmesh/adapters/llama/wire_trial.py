@@ -1,0 +1,73 @@
+"""Starts a wire trial in a child process: llama.cpp may die of a model, the command that asked must not.
+
+What is measured is ``wire_trial_child``'s; this owns the process, its deadline, and the reading of its answer.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
+from p2pmesh.base.errors import EngineError, ErrorCode
+from p2pmesh.core.wire_certificate import CutRecord, WireFigures
+from p2pmesh.wire.dtype import WireDtype
+
+TRIAL_TIMEOUT_S = 3600.0
+_SPIN_COUNT = "300"
+"""Short, because a trial is not alone on the machine: OpenMP's default made it fifty times slower beside other work."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireTrialRequest:
+    """A model cut in two stage files, and what to send between them. ``token_count`` bounds the text."""
+
+    first_path: str
+    last_path: str
+    text: str
+    token_count: int
+    dtypes: tuple[int, ...]
+    threads: int
+    use_extra_buffers: bool = False
+
+
+def run_wire_trial(request: WireTrialRequest, cut: int) -> tuple[CutRecord, str]:
+    """The record of one cut and the fingerprint of the engine; blocks. ``EngineError`` says why there is none."""
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-m", "p2pmesh.adapters.llama.wire_trial_child"],
+            input=json.dumps(asdict(request)).encode(),
+            capture_output=True,
+            timeout=TRIAL_TIMEOUT_S,
+            check=False,
+            env=_environment(),
+        )
+    except subprocess.TimeoutExpired:
+        text = f"the trial of layer {cut} took longer than {TRIAL_TIMEOUT_S:.0f} s; measure fewer tokens"
+        raise EngineError(ErrorCode.ENGINE_UNRESPONSIVE, text) from None
+    if finished.returncode != 0:
+        cause = describe_exit(finished.returncode, last_line_of(finished.stderr))
+        raise EngineError(ErrorCode.ENGINE_CRASHED, f"the trial of layer {cut} failed: {cause}")
+    answer = json.loads(finished.stdout.splitlines()[-1])
+    return _record(answer, cut), str(answer["fingerprint"])
+
+
+def usable_threads() -> int:
+    """As many as an engine would use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _record(answer: Mapping[str, Any], cut: int) -> CutRecord:
+    figures = {WireDtype(int(number)): WireFigures(**item) for number, item in answer["figures"].items()}
+    floor = WireFigures(**answer["floor"])
+    return CutRecord(cut, answer["tokens"], answer["perplexity"], answer["largest_magnitude"], floor, figures)
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+    return dict(os.environ) | {"PYTHONPATH": path, "GGML_NO_BACKTRACE": "1", "GOMP_SPINCOUNT": _SPIN_COUNT}
