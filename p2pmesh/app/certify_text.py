@@ -13,7 +13,7 @@ turns underneath." She asked whether the moon ever gets tired. He thought about 
 The history of the lighthouse is short. It was built in 1871, burned down in 1902, and was rebuilt three years later
 with a lamp of 250,000 candles that could be seen at a distance of 21 nautical miles. In 1968 the last keeper retired,
 and since then a small computer in a grey cabinet switches the light on at dusk. The following table was found in his
-logbook: 
+logbook:
   month      visitors   storms   hours of light
   January          12        9            14.5
   April           148        3            10.2
