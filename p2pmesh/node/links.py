@@ -18,7 +18,7 @@ from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.network import PathKind
-from p2pmesh.wire.announcement import Link
+from p2pmesh.wire.announcement import Link, peer_hash_of
 from p2pmesh.wire.control import LinkBytes, LinkProbe
 
 SAMPLE_EVERY_S = 10.0
@@ -49,7 +49,9 @@ class Links:
     def matrix(self) -> links.LinkMatrix:
         """What is known of the link between any two peers: ours as measured, the others' as both ends announce them."""
         own = ((peer, links.PairLink(e.rtt_us, e.throughput_bytes_per_s, e.is_relayed)) for peer, e in self.estimates())
-        announced = {PeerId(one.peer_id): _vector(one.links) for one in self._overlay.board.others()}
+        others = self._overlay.board.others()
+        peers = {peer_hash_of(peer): peer for peer in (self._overlay.own_peer, *(PeerId(o.peer_id) for o in others))}
+        announced = {PeerId(one.peer_id): _vector(one.links, peers) for one in others}
         return links.combine_vectors(self._overlay.own_peer, own, announced)
 
     def note_transfer(self, peer: PeerId, size_bytes: int, elapsed_us: int) -> None:
@@ -84,7 +86,9 @@ class Links:
     def _shared(self) -> tuple[Link, ...]:
         estimates = self.estimates()
         most = MAX_ANNOUNCED_LINKS if len(estimates) <= MAX_ANNOUNCED_LINKS else LINKS_OF_A_CROWD
-        return tuple(Link(peer, e.rtt_us, e.throughput_bytes_per_s, e.is_relayed) for peer, e in estimates[:most])
+        return tuple(
+            Link(peer_hash_of(peer), e.rtt_us, e.throughput_bytes_per_s, e.is_relayed) for peer, e in estimates[:most]
+        )
 
     # --- probes --------------------------------------------------------------------
     async def _probe(self, peer: PeerId) -> None:
@@ -123,10 +127,10 @@ class Links:
         await stream.finish()
 
 
-def _vector(announced: tuple[Link, ...]) -> tuple[tuple[PeerId, links.PairLink], ...]:
-    """An announced vector; a round trip of 0 was not measured."""
+def _vector(announced: tuple[Link, ...], peers: dict[bytes, PeerId]) -> tuple[tuple[PeerId, links.PairLink], ...]:
+    """An announced vector, as far as its other ends are known here; a round trip of 0 was not measured."""
     return tuple(
-        (PeerId(link.peer_id), links.PairLink(link.rtt_us, link.throughput_bytes_per_s, link.is_relayed))
+        (peers[link.peer_hash], links.PairLink(link.rtt_us, link.throughput_bytes_per_s, link.is_relayed))
         for link in announced
-        if link.rtt_us
+        if link.rtt_us and link.peer_hash in peers
     )

@@ -22,6 +22,7 @@ from p2pmesh.wire.announcement import (
     encode_announcement,
     life_ms,
     model_topic_of,
+    peer_hash_of,
     topic_of,
 )
 from tests.fakes.clock import FakeEntropy
@@ -144,7 +145,7 @@ async def test_what_changes_with_each_request_goes_along_and_is_no_change(autoju
     async def test(stage: Stage) -> None:
         listener = await stage.listener("listener", own_topic(stage, 0))
         stage.board.read_load = lambda: OwnLoad(4, 3, 12_500)
-        stage.board.share_links((Link(fake_identity("x").peer_id, 5, 6, False),))
+        stage.board.share_links((Link(peer_hash_of("x"), 5, 6, False),))
         await trio.sleep(19)
         assert listener.heard == []
         await trio.sleep(2)
@@ -344,7 +345,7 @@ async def test_an_announcement_that_does_not_fit_leaves_out_what_matters_least(a
             on_disk=tuple(HeldModel("f" * 250, MODEL.digest) for _ in range(40)),
             wanted=("w" * 250,) * 20,
         )
-        board.share_links(tuple(Link(fake_identity(str(n)).peer_id, 1, 1, False) for n in range(64)))
+        board.share_links(tuple(Link(peer_hash_of(str(n)), 1, 1, False) for n in range(64)))
         said = read(board.seal_own())
         assert said.models == models
         assert len(said.on_disk) < 32

@@ -45,8 +45,8 @@ SERVED = announcement.ServedModel("smollm2-135m", DIGEST, RUN_ID, 2, 4096)
 
 HELD = announcement.HeldModel("smollm2-135m", DIGEST)
 LINKS = (
-    announcement.Link(STRANGER.peer_id, 1_840, 118_000_000, False),
-    announcement.Link(JOINER.peer_id, 42_000, 0, True),
+    announcement.Link(announcement.peer_hash_of(STRANGER.peer_id), 1_840, 118_000_000, False),
+    announcement.Link(announcement.peer_hash_of(JOINER.peer_id), 42_000, 0, True),
 )
 LINK_ROW = list(to_map(LINKS[0]).values())
 
@@ -281,7 +281,9 @@ def announcements() -> Case:
         "link as a map": {"links": [to_map(LINKS[0])]},
         "link of three values": {"links": [LINK_ROW[:3]]},
         "link of five values": {"links": [[*LINK_ROW, 0]]},
-        "link to nobody": {"links": [["", *LINK_ROW[1:]]]},
+        "link to nobody": {"links": [[b"", *LINK_ROW[1:]]]},
+        "link to a hash of nine bytes": {"links": [[bytes(9), *LINK_ROW[1:]]]},
+        "link to a peer by its id": {"links": [[STRANGER.peer_id, *LINK_ROW[1:]]]},
         "link with a number for is_relayed": {"links": [[*LINK_ROW[:3], 0]]},
         "negative round-trip time": {"links": [[LINK_ROW[0], -1, *LINK_ROW[2:]]]},
         "claim of 1025 bytes": {"ownership": bytes(1025)},
@@ -352,6 +354,7 @@ def control_messages() -> list[tuple[str, Any]]:
         ("probe_report", control.ProbeReport(b"proof")),
         ("probe_report of silence", control.ProbeReport(b"")),
         ("farewell", control.Farewell(b"leaving")),
+        ("parting", control.Parting()),
         ("generate from a chat", control.Generate(REQUEST_ID, "smollm2-135m", sampling, messages=chat,
                                                   stop=("\n\n", "END"), max_tokens=64, sequence=1)),
         ("generate from text", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once")),
