@@ -40,6 +40,7 @@ from p2pmesh.app.joining import Standing, choose_standing
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
+from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.base.quantities import MIB, UnixMillis
 from p2pmesh.node.announcements import Neighbours
@@ -251,7 +252,7 @@ class _Command:
             self._options.cuts,
         )
         model = await node.store.resolve(reference)
-        await node.serve_model(model, options)
+        await node.serve_model(model, with_clearance(options, model, reference, self._options.home))
 
     def _report(self, name: str, fields: dict[str, Any]) -> None:
         """Events of the node's services, on their way to the operator."""

@@ -30,6 +30,7 @@ class PlacementCost:
     ``whole_saves_bytes`` is what a stage that is first and last need not hold twice (a tied embedding).
     ``cuts`` are the layer indices at which the family may be cut, ascending, within ``1 … layer_count - 1``.
     ``is_permitted`` refuses ranges that the family cannot run although both their ends are permitted cuts.
+    ``wire_cuts`` are those at which the wire dtype may be used, None all; ``wire_reason`` says why not at others.
     """
 
     layer_bytes: tuple[int, ...]
@@ -39,6 +40,8 @@ class PlacementCost:
     cuts: tuple[int, ...]
     is_permitted: Callable[[LayerRange], bool] = lambda _: True
     whole_saves_bytes: int = 0
+    wire_cuts: frozenset[int] | None = None
+    wire_reason: str = ""
 
     @property
     def layer_count(self) -> int:
@@ -110,6 +113,7 @@ class PlacementReason(StrEnum):
     TOO_FEW_LAYERS = "too_few_layers"
     NO_PERMITTED_CUT = "no_permitted_cut"
     MEMORY_SHORT = "memory_short"
+    WIRE_DTYPE_UNCERTIFIED = "wire_dtype_uncertified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,24 @@ class PlacementRefusal:
 def plan_placement(request: PlacementRequest) -> Placement | PlacementRefusal:
     """The placement, or why there is none. The order of ``others`` does not matter.
 
-    Peers of rank 0 hold the model alone if they can; if not, rank does not count, since a small peer of rank 0 could
+    A wire dtype that is not certified at a cut leaves it out. It is the reason of a refusal where every cut would give
+    a placement, or a hope of one.
+    """
+    cost = request.cost
+    if cost.wire_cuts is None:
+        return _plan_by_rank(request)
+    cuts = tuple(cut for cut in cost.cuts if cut in cost.wire_cuts)
+    planned = _plan_by_rank(replace(request, cost=replace(cost, cuts=cuts)))
+    if isinstance(planned, Placement):
+        return planned
+    otherwise = _plan_by_rank(request)
+    if isinstance(otherwise, Placement) or (otherwise.could_peers_help and not planned.could_peers_help):
+        return PlacementRefusal(PlacementReason.WIRE_DTYPE_UNCERTIFIED, cost.wire_reason, False)
+    return planned
+
+
+def _plan_by_rank(request: PlacementRequest) -> Placement | PlacementRefusal:
+    """Peers of rank 0 hold the model alone if they can; if not, rank does not count, since a small peer of rank 0 could
     otherwise stand in the way of larger ones.
     """
     preferred = tuple(peer for peer in request.others if peer.rank == 0)

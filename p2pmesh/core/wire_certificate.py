@@ -153,7 +153,7 @@ def find_reviewed(
 
 
 def clear_wire(
-    dtype: WireDtype, certificate: WireCertificate | None, reviewed: ReviewedRecord | None, model_name: str
+    dtype: WireDtype, certificate: WireCertificate | None, reviewed: ReviewedRecord | None, reference: str
 ) -> WireClearance:
     """Where ``dtype`` may be used. f32 always; else where this model was certified; f16 where reviewers say so.
 
@@ -162,11 +162,11 @@ def clear_wire(
     """
     if dtype in (WireDtype.NONE, WireDtype.F32):
         return WireClearance(None, "")
-    command = f"`p2pmesh certify wire {model_name}`"
+    command = f"`p2pmesh certify wire {reference}`"
     if certificate is not None and certificate.overall(dtype) is not WireVerdict.UNTESTED:
         cuts = certificate.validated_cuts(dtype)
         where = f"only at {', '.join(map(str, cuts))}" if cuts else "nowhere"
-        text = f"{dtype.label} is certified {where} for this model; use f32, or measure more with {command} --cuts all"
+        text = f"{dtype.label} is certified {where} for this model; use f32, or run {command} with --cuts all"
         return WireClearance(frozenset(cuts), text)
     if dtype is WireDtype.F16 and reviewed is not None and reviewed.default_dtype is WireDtype.F16:
         return WireClearance(None, "")

@@ -6,7 +6,7 @@ this node are held as those of any other peer, only without a stream in between.
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import trio
@@ -24,6 +24,7 @@ from p2pmesh.core.placement import (
     PlannedStage,
     plan_placement,
 )
+from p2pmesh.core.wire_certificate import WireClearance
 from p2pmesh.model.cost import planning_bytes
 from p2pmesh.model.families import check_range, is_range_permitted, permitted_cuts
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
@@ -54,13 +55,17 @@ PEERS_SETTLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How a model is to be served. ``stage_count`` None is automatic; ``cuts`` not empty are the only ones to use."""
+    """How a model is to be served. ``stage_count`` None is automatic; ``cuts`` not empty are the only ones to use.
+
+    ``clearance`` says where the model may be cut with ``wire_dtype``.
+    """
 
     stage_count: int | None
     context_tokens: int
     lanes: int
     wire_dtype: WireDtype
     cuts: tuple[int, ...] = ()
+    clearance: WireClearance = field(default_factory=lambda: WireClearance(None, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +344,8 @@ def _placement_cost(model: ModelFile, options: ServingOptions) -> PlacementCost:
         cuts=options.cuts or permitted_cuts(model.index),
         is_permitted=lambda layers: is_range_permitted(model.index, layers),
         whole_saves_bytes=needed.whole_saving_bytes,
+        wire_cuts=options.clearance.cuts,
+        wire_reason=options.clearance.reason,
     )
 
 

@@ -306,3 +306,32 @@ def test_ranks_refuse_nothing_that_can_be_placed(free: list[int], layers: int, l
     if isinstance(alone, Placement):
         assert isinstance(plan, Placement)
         assert [stage.peer_id for stage in plan.stages] == [stage.peer_id for stage in alone.stages]
+
+
+def test_a_wire_dtype_that_is_not_certified_refuses_a_split_at_once_and_says_why() -> None:
+    cost = replace(even_cost(4), wire_cuts=frozenset(), wire_reason="not certified; run that")
+    for asked in (request(cost, (25, 25)), request(cost, (99, 99), 2), request(cost, (25,)), request(cost, (99,), 2)):
+        refusal = refused(asked)
+        assert (refusal.reason, refusal.text) == (PlacementReason.WIRE_DTYPE_UNCERTIFIED, "not certified; run that")
+        assert not refusal.could_peers_help
+
+
+def test_a_whole_model_needs_no_certificate() -> None:
+    cost = replace(even_cost(4), wire_cuts=frozenset(), wire_reason="not certified")
+    assert placed(request(cost, (40, 40))) == [("p0", 0, 4)]
+    assert placed(request(cost, (0, 40))) == [("p1", 0, 4)]
+
+
+def test_cuts_are_those_that_are_certified() -> None:
+    cost = replace(even_cost(4), wire_cuts=frozenset({3}), wire_reason="only at 3")
+    assert placed(request(cost, (30, 30))) == [("p0", 0, 3), ("p1", 3, 4)]
+    refusal = refused(request(cost, (25, 25)))
+    assert (refusal.reason, refusal.text) == (PlacementReason.WIRE_DTYPE_UNCERTIFIED, "only at 3")
+    assert refused(request(cost, (30, 5))).reason is PlacementReason.MEMORY_SHORT
+    assert refused(request(cost, (30,))).could_peers_help
+
+
+def test_what_no_dtype_could_mend_keeps_its_own_reason() -> None:
+    cost = replace(even_cost(2), wire_cuts=frozenset(), wire_reason="not certified")
+    assert refused(request(cost, (99, 99, 99), 3)).reason is PlacementReason.TOO_FEW_LAYERS
+    assert refused(replace(request(cost, (0, 0)))).reason is PlacementReason.NO_MEMORY_OFFERED
