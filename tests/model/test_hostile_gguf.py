@@ -2,14 +2,15 @@
 
 import tracemalloc
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.base.quantities import MIB
+from p2pmesh.cli import main as cli
 from p2pmesh.cli.exit_codes import EXIT_CODES, FAILED, OK, USAGE
-from p2pmesh.cli.main import main
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import read_index
 from tests.fakes.memory_source import MemorySource
@@ -50,11 +51,12 @@ def test_the_reader_refuses_with_a_reason_and_little_memory(seed: int) -> None:
 
 @pytest.mark.parametrize("command", ["build", "show"])
 def test_commands_refuse_with_one_line_and_leave_nothing(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cli, "build_parser", cache(cli.build_parser))  # most of the time would go into making it
     path, out = tmp_path / "hostile.gguf", tmp_path / "out"
     arguments = ["package", "build", str(path), str(out)] if command == "build" else ["models", "show", str(path)]
-    run: Callable[[], int] = lambda: main([*arguments, "--home", str(tmp_path / "home")])  # noqa: E731
+    run: Callable[[], int] = lambda: cli.main([*arguments, "--home", str(tmp_path / "home")])  # noqa: E731
     path.write_bytes(MODEL)
     assert run() == OK  # nothing but the damage is refused
     if command == "build":
