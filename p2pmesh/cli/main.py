@@ -152,6 +152,12 @@ def _bench_decode(args: Namespace) -> int:
     return run_decode(options, sys.stdout)
 
 
+def _bench_codecs(args: Namespace) -> int:
+    from p2pmesh.app.bench_codecs import run_codecs
+
+    return run_codecs(sys.stdout, is_json=args.json)
+
+
 def _bench_overlay(args: Namespace) -> int:
     options = BenchOverlayOptions(args.peers, args.minutes, args.json)
     from p2pmesh.app.bench_overlay import run_overlay
@@ -193,6 +199,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
     "certify wire": run_certify_wire,
     "bench decode": _bench_decode,
+    "bench codecs": _bench_codecs,
     "bench overlay": _bench_overlay,
     "simulate": _simulate,
 }

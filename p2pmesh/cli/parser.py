@@ -123,6 +123,8 @@ def _add_bench(commands: _Commands) -> None:
     decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
     decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
     decode.add_argument("--json", action="store_true", help="as JSON")
+    codecs = actions.add_parser("codecs", help="GB/s of each wire dtype on one core.", allow_abbrev=False)
+    codecs.add_argument("--json", action="store_true", help="as JSON")
     overlay = actions.add_parser("overlay", help="Announcements and idle cost of many real nodes.", allow_abbrev=False)
     overlay.add_argument("--peers", type=int, metavar="N", default=30, help="node processes (default: %(default)s)")
     overlay.add_argument("--minutes", type=int, metavar="M", default=5, help="of idling (default: %(default)s)")
