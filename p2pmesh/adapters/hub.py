@@ -79,6 +79,7 @@ def hub_settings(endpoint: str | None, is_offline: bool, environment: Mapping[st
 class TransferProgress:
     """How far a fetch is. ``rate_bytes_per_s`` is that of the last seconds; ``left_s`` None while it is unknown."""
 
+    model: str
     done_bytes: int
     total_bytes: int
     rate_bytes_per_s: int
@@ -126,7 +127,7 @@ class Hub:
         record = await self.list_files(wanted.repository, wanted.revision)
         chosen = choose_model((file.path for file in record.files), wanted)
         wanted_files = [self._sized(record, name) for name in chosen.files]
-        await self._fetch_files(record, wanted_files, watch)
+        await self._fetch_files(record, chosen.name.rpartition("/")[2], wanted_files, watch)
         exact = HubReference(record.repository, None, record.commit, chosen.files[0])
         found = self.cache.find(exact)
         if found is None:
@@ -140,13 +141,13 @@ class Hub:
             raise Refused(ErrorCode.HUB_REFUSED, text)
         return file
 
-    async def _fetch_files(self, record: HubRecord, wanted: list[HubFile], watch: Watch) -> None:
+    async def _fetch_files(self, record: HubRecord, model: str, wanted: list[HubFile], watch: Watch) -> None:
         folder = self.cache.folder_of(record.repository, record.commit)
         paths = {file: self.cache.path_of(record, file.path) for file in wanted}
         total = sum(file.size_bytes or 0 for file in wanted)
         here = sum(fetched_bytes(path, file.size_bytes or 0) for file, path in paths.items())
         missing = [file for file in wanted if not paths[file].exists()]
-        meter = _Meter(here, total, watch)
+        meter = _Meter(model, here, total, watch)
         meter.note(0)
         if not missing:
             return
@@ -280,7 +281,8 @@ def _raised(code: ErrorCode, message: str) -> P2PMeshError:
 class _Meter:
     """Turns bytes that came into progress with a rate over the last seconds."""
 
-    def __init__(self, here_bytes: int, total_bytes: int, watch: Watch) -> None:
+    def __init__(self, model: str, here_bytes: int, total_bytes: int, watch: Watch) -> None:
+        self._model = model
         self._here_bytes = here_bytes
         self._total_bytes = total_bytes
         self._watch = watch
@@ -296,4 +298,4 @@ class _Meter:
         rate = int((fetched - first) / (now - first_at)) if now > first_at and fetched > first else 0
         done = min(self._total_bytes, max(0, self._here_bytes + fetched))
         left = -(-(self._total_bytes - done) // rate) if rate else None
-        self._watch(TransferProgress(done, self._total_bytes, rate, left))
+        self._watch(TransferProgress(self._model, done, self._total_bytes, rate, left))

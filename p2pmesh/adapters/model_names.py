@@ -72,6 +72,16 @@ class ModelNames:
             return exact[0]
         return self._find_reference(parse_reference(text, self._hub_hosts), text)
 
+    def find_on_hub(self, text: str) -> HubReference | None:
+        """The part of the hub that ``text`` means, whether it was fetched before or not; ``None`` for other models."""
+        if _exists(Path(text)):
+            return None
+        reference = parse_reference(text, self._hub_hosts)
+        if isinstance(reference, NameReference):
+            is_here = any(_matching(place, reference.name) for place in self._places())
+            return None if is_here and reference == NameReference(reference.name) else find_in_catalog(reference)
+        return reference if isinstance(reference, HubReference) else None
+
     def _find_reference(self, reference: Reference, text: str) -> NamedModel | HubReference:
         match reference:
             case PathReference(given):

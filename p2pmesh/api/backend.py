@@ -33,6 +33,9 @@ class Backend(Protocol):
     def is_ready(self) -> bool:
         """Whether some model can be routed from here."""
 
+    def not_ready_reason(self, model: str) -> str:
+        """While nothing is ready: why a request for ``model`` must wait, as a sentence's part."""
+
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """The events of one generation: started, deltas, finished.
 

@@ -40,6 +40,11 @@ class NodeBackend:
         """Whether any model is routable."""
         return bool(self.models())
 
+    def not_ready_reason(self, model: str) -> str:
+        """What is being done for the model, if it is to come."""
+        reason = None if self._node is None else self._node.router.expected_reason(model)
+        return f"{model} is not ready: {reason}" if reason else "no model is ready yet; try again in a moment"
+
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """Events of a request."""
         if self._node is None:

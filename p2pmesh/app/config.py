@@ -99,6 +99,8 @@ class UpOptions:
     is_rejoining: bool = False
     requirements: RequirementOptions = field(default_factory=RequirementOptions)
     is_tracing_gossip: bool = False
+    hub_endpoint: str | None = None
+    is_offline: bool = False
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)

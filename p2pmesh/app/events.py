@@ -33,6 +33,8 @@ class EventName(StrEnum):
     PEER_BANNED = "peer_banned"
     PEER_UNBANNED = "peer_unbanned"
     JOIN_FAILED = "join_failed"
+    MODEL_FETCHING = "model_fetching"
+    MODEL_FETCHED = "model_fetched"
     PLACEMENT = "placement"
     WAITING_FOR_PEERS = "waiting_for_peers"
     STAGE_LOADING = "stage_loading"

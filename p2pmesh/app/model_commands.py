@@ -1,40 +1,121 @@
-"""``p2pmesh models``: what the store of a home finds, in facts that a person asks for."""
+"""``p2pmesh models``: what a home has and what the hub has, in facts that a person asks for.
 
+Each command is a function from what was typed to plain values; how they look is ``cli.models``'. What removes files is
+``model_upkeep``'s.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.hub import TransferProgress
+from p2pmesh.adapters.model_source import paths_of_model
+from p2pmesh.app.client import fetch_status
+from p2pmesh.app.machine_memory import offered_memory_bytes
+from p2pmesh.app.model_access import ModelAccess, describe_progress, named_fetched, open_access
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import format_size
+from p2pmesh.model.catalog import CATALOG
+from p2pmesh.model.cost import ModelBytes, measure_model, stage_cost
+from p2pmesh.model.describe import describe_model
 from p2pmesh.model.families import permitted_cuts
+from p2pmesh.model.reference import HubReference
+from p2pmesh.model.repository import models_among, quant_of
 from p2pmesh.ports.models import ModelFile
 
+Watch = Callable[[dict[str, Any]], None]
 
-def list_models(home: Path) -> list[dict[str, Any]]:
+
+@dataclass(frozen=True, slots=True)
+class ModelsOptions:
+    """Whose models, and which hub; None leaves the hub to the environment."""
+
+    home: Path
+    hub_endpoint: str | None = None
+    is_offline: bool = False
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS
+    lanes: int = DEFAULT_LANES
+
+    def open(self) -> ModelAccess:
+        """The models of the home."""
+        return open_access(self.home, self.hub_endpoint, self.is_offline)
+
+
+def list_models(options: ModelsOptions) -> list[dict[str, Any]]:
     """Name, size, layers and path of each model that ``--model`` finds by name."""
-    return [_summary(model) for model in trio.run(_store(home).list_models)]
+    return [_summary(model) for model in trio.run(options.open().store.list_models)]
 
 
-def show_model(home: Path, reference: str) -> dict[str, Any]:
-    """What one model holds; ``ConfigError`` says what is wrong with the reference or the file."""
-    model = trio.run(_store(home).resolve, reference)
-    index = model.index
+def list_catalog() -> list[dict[str, Any]]:
+    """The names that stand for models of the hub."""
+    return [{"name": entry.name, "quant": entry.quant, "repository": entry.repository} for entry in CATALOG]
+
+
+def search_hub(options: ModelsOptions, query: str, limit: int) -> list[dict[str, Any]]:
+    """Repositories with GGUF files, those downloaded most first."""
+    if limit < 1:
+        raise ConfigError(ErrorCode.CONFIG_INVALID, f"--limit must be at least 1, not {limit}")
+    found = trio.run(options.open().hub.search, query, limit)
+    return [
+        {
+            "repository": str(model.get("id") or ""),
+            "downloads": model.get("downloads"),
+            "likes": model.get("likes"),
+            "updated": str(model.get("last_modified") or "")[:10],
+            "is_gated": bool(model.get("gated")),
+        }
+        for model in found
+    ]
+
+
+def show_model(options: ModelsOptions, reference: str) -> dict[str, Any]:
+    """What one model holds, needs, and where it would fit; of a repository that is not here, what it offers."""
+    access = options.open()
+    found = access.store.find(reference)
+    if isinstance(found, HubReference):
+        return trio.run(_show_repository, access, found)
+    return _describe(trio.run(access.store.load, found), options)
+
+
+def pull_model(options: ModelsOptions, reference: str, watch: Watch) -> dict[str, Any]:
+    """Fetches a model of the hub; what is whole already is not fetched again, but the hub is asked what is newest."""
+    access = options.open()
+    return _summary(trio.run(_pull, access, reference, watch))
+
+
+async def _pull(access: ModelAccess, reference: str, watch: Watch) -> ModelFile:
+    def tell(progress: TransferProgress) -> None:
+        watch(describe_progress(progress))
+
+    wanted = access.store.find_on_hub(reference)
+    if wanted is None:
+        return await access.obtain(reference, tell)  # a model that needs no hub, or an error that says so
+    return await access.store.load(named_fetched(await access.hub.fetch(wanted, tell)))
+
+
+async def _show_repository(access: ModelAccess, wanted: HubReference) -> dict[str, Any]:
+    record = await access.hub.list_files(wanted.repository, wanted.revision)
+    sizes = {file.path: file.size_bytes or 0 for file in record.files}
+    models = models_among(sizes)
     return {
-        **_summary(model),
-        "digest": model.digest,
-        "size_bytes": model.size_bytes,
-        "hidden_size": index.hidden_size,
-        "context_length": index.context_length,
-        "vocabulary_size": index.vocabulary_size,
-        "sliding_window": index.sliding_window,
-        "tensor_count": len(index.tensors),
-        "permitted_cuts": list(permitted_cuts(index)),
+        "repository": record.repository,
+        "commit": record.commit,
+        "is_on_this_machine": False,
+        "models": [
+            {
+                "name": model.name,
+                "quant": quant_of(model.name) or "",
+                "size": format_size(sum(sizes.get(name, 0) for name in model.files)),
+                "files": len(model.files),
+            }
+            for model in models
+        ],
     }
-
-
-def _store(home: Path) -> DiskModelStore:
-    return DiskModelStore(home / "models", home / "cache")
 
 
 def _summary(model: ModelFile) -> dict[str, Any]:
@@ -43,5 +124,77 @@ def _summary(model: ModelFile) -> dict[str, Any]:
         "architecture": model.index.architecture,
         "layer_count": model.index.layer_count,
         "size": format_size(model.size_bytes),
+        "source": model.source or "file",
         "path": model.path,
     }
+
+
+def _describe(model: ModelFile, options: ModelsOptions) -> dict[str, Any]:
+    index = model.index
+    facts = describe_model(index)
+    cuts = list(permitted_cuts(index))
+    return {
+        **_summary(model),
+        "file_count": len(paths_of_model(Path(model.path))),
+        "digest": model.digest,
+        "size_bytes": model.size_bytes,
+        "hidden_size": facts.hidden_size,
+        "head_count": facts.head_count,
+        "kv_head_count": facts.kv_head_count,
+        "context_length": facts.context_length,
+        "vocabulary_size": facts.vocabulary_size,
+        "sliding_window": facts.sliding_window,
+        "tensor_count": len(index.tensors),
+        "tensor_types": list(facts.tensor_types),
+        "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "permitted_cuts": cuts,
+        "cut_refusal": facts.cut_refusal,
+        "fits": _fits(measure_model(index), bool(cuts), options),
+    }
+
+
+# --- where it would fit
+
+
+def _fits(model: ModelBytes, is_cuttable: bool, options: ModelsOptions) -> dict[str, Any]:
+    """An estimate for each place by itself; what a placement decides counts all together, links too."""
+    whole = LayerRange(0, model.layer_count)
+    needed = stage_cost(model, whole, options.context_tokens, options.lanes).total_bytes
+    places: list[dict[str, Any]] = [
+        {
+            "where": where,
+            "offered_bytes": offered,
+            "fits_whole": needed <= offered,
+            "layers": _layers_that_fit(model, offered, options) if is_cuttable or needed <= offered else 0,
+        }
+        for where, offered in _places(options.home)
+    ]
+    return {
+        "context_tokens": options.context_tokens,
+        "lanes": options.lanes,
+        "needed_bytes": needed,
+        "needed": format_size(needed),
+        "is_enough_together": sum(place["layers"] for place in places) >= model.layer_count,
+        "places": places,
+    }
+
+
+def _places(home: Path) -> list[tuple[str, int]]:
+    """This machine, or the running node of the home and the peers that it sees."""
+    try:
+        status = fetch_status(home)
+        own = ("this node", int(status["free_bytes"]))
+        others = [(str(peer["name"] or peer["peer_id"]), int(peer["free_bytes"])) for peer in status["peers"]]
+    except (P2PMeshError, KeyError, TypeError, ValueError):  # no node, or one that is not up yet
+        return [("this machine", offered_memory_bytes(None))]
+    return [own, *others]
+
+
+def _layers_that_fit(model: ModelBytes, offered: int, options: ModelsOptions) -> int:
+    """The longest range from the first layer on that fits into ``offered`` bytes."""
+    most = 0
+    for count in range(1, model.layer_count + 1):
+        if stage_cost(model, LayerRange(0, count), options.context_tokens, options.lanes).total_bytes > offered:
+            break
+        most = count
+    return most

@@ -16,17 +16,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
-import psutil  # type: ignore[import-untyped]
 import trio
 
 from p2pmesh import __version__
 from p2pmesh.adapters.clock import SystemEntropy, TrioClock
 from p2pmesh.adapters.credential_files import HomeCredentials
 from p2pmesh.adapters.home_lock import hold_home
+from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.model_packages import DEMO_MODEL
-from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import openai_app
@@ -37,17 +36,21 @@ from p2pmesh.app.claims import OwnerFiles
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, choose_standing
+from p2pmesh.app.machine_memory import offered_memory_bytes
+from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.base.quantities import MIB, UnixMillis
+from p2pmesh.base.limits import MAX_NAME_BYTES
+from p2pmesh.base.quantities import UnixMillis, format_size
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
+from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 
 Emit = Callable[[Event], None]
@@ -58,14 +61,14 @@ DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 DRAIN_S = 8.0
 HTTP_DRAIN_S = DRAIN_S + 1.0
 """Requests that other peers drive for our clients end with their connections."""
-SHARE_OF_AVAILABLE_MEMORY = 0.8
-RESERVE_BYTES = 512 * MIB
-"""Of what is available, a machine keeps this much, and a fifth, for itself."""
+FETCH_TOLD_EVERY_S = 1.0
 
 
 def run_up(options: UpOptions, emit: Emit) -> int:
     """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on."""
     with hold_home(options.home) as home:
+        models = open_access(home, options.hub_endpoint, options.is_offline)
+        models.check(_references(options))
         identity = load_or_create_identity(home)
         ownership = OwnershipWatch(_ownership_options(options), identity.peer_id, emit)
         standing = choose_standing(options, identity, ownership.claim, UnixMillis(time.time_ns() // 1_000_000))
@@ -79,7 +82,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
             _calm_garbage_collection()
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
             return trio.run(
-                _Command(options, _Start(identity, ownership, standing), (api_socket, console_socket), emit).run
+                _Command(options, _Start(identity, ownership, standing, models), (api_socket, console_socket), emit).run
             )
         finally:
             remove_run_file(home, os.getpid())
@@ -92,6 +95,7 @@ class _Start:
     identity: NodeIdentity
     ownership: OwnershipWatch
     standing: Standing
+    models: ModelAccess
 
 
 class _Command:
@@ -108,6 +112,7 @@ class _Command:
         self._identity = start.identity
         self._ownership = start.ownership
         self._standing = start.standing
+        self._models = start.models
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
@@ -170,13 +175,12 @@ class _Command:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
         kept = HomeCredentials(self._options.home)
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
-        cache = self._options.home / "cache"
-        store = DiskModelStore(self._options.home / "models", cache)
-        parts = NodeParts(neighbours, store, LlamaEngineLauncher(LauncherOptions(str(cache / "engine"))))
+        engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine")))
+        parts = NodeParts(neighbours, self._models.store, engines)
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
-            memory_bytes=_memory_bytes(self._options.max_memory_bytes),
+            memory_bytes=offered_memory_bytes(self._options.max_memory_bytes),
             invite_text=self._standing.invite_text,
             trust=self._ownership.trust,
             ownership=self._ownership.claim,
@@ -194,10 +198,10 @@ class _Command:
                 await self._join(node)
                 nursery.start_soon(node.overlay.stay_joined)
             nursery.start_soon(self._keep_inviting, node)
-            if node.overlay.is_founder and not self._references():
+            if node.overlay.is_founder and not _references(self._options):
                 message = "this node serves no model yet: give --model or --demo, or --join an overlay that has one"
                 self._emit(Event(EventName.SERVES_NOTHING, {"message": message}))
-            for reference in self._references():
+            for reference in _references(self._options):
                 nursery.start_soon(self._serve_model, node, reference)
             await self._shutdown.wait()
             await node.drain(DRAIN_S)
@@ -239,10 +243,6 @@ class _Command:
             with trio.move_on_after(INVITE_LIFE_MS / 2000):
                 await credentials.desk.revoked.wait_beyond(seen)
 
-    def _references(self) -> tuple[str, ...]:
-        demo = (DEMO_MODEL,) if self._options.is_demo else ()
-        return tuple(dict.fromkeys((*demo, *self._options.models)))
-
     async def _serve_model(self, node: Node, reference: str) -> None:
         options = ServingOptions(
             self._options.split or (len(self._options.cuts) + 1 if self._options.cuts else None),
@@ -251,14 +251,25 @@ class _Command:
             self._options.wire_dtype,
             self._options.cuts,
         )
-        model = await node.store.resolve(reference)
-        await node.serve_model(model, with_clearance(options, model, reference, self._options.home))
+        told = _FetchTold(node, self._emit)
+        model = await self._models.obtain(reference, told.tell)
+        told.end(model)
+        self._models.store.keep(model)
+        try:
+            await node.serve_model(model, with_clearance(options, model, reference, self._options.home))
+        finally:
+            self._models.store.release(model.digest)
 
     def _report(self, name: str, fields: dict[str, Any]) -> None:
         """Events of the node's services, on their way to the operator."""
         if name == EventName.READY.value:
             fields = {"api_url": self._api_url, **fields}
         self._emit(Event(EventName(name), fields))
+
+
+def _references(options: UpOptions) -> tuple[str, ...]:
+    demo = (DEMO_MODEL,) if options.is_demo else ()
+    return tuple(dict.fromkeys((*demo, *options.models)))
 
 
 def _ownership_options(options: UpOptions) -> OwnershipOptions:
@@ -274,9 +285,28 @@ def _calm_garbage_collection() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def _memory_bytes(given: int | None) -> int:
-    """What this node offers: what was typed, or a share of what the machine has available now."""
-    if given is not None:
-        return given
-    available = int(psutil.virtual_memory().available)
-    return max(0, int(available * SHARE_OF_AVAILABLE_MEMORY) - RESERVE_BYTES)
+class _FetchTold:
+    """Tells the operator, and the clients that ask for the model, how far a fetch is."""
+
+    def __init__(self, node: Node, emit: Emit) -> None:
+        self._node = node
+        self._emit = emit
+        self._told_at = float("-inf")
+
+    def tell(self, progress: TransferProgress) -> None:
+        """At most once a second."""
+        now = trio.current_time()
+        if now - self._told_at < FETCH_TOLD_EVERY_S:
+            return
+        self._told_at = now
+        done, total = format_size(progress.done_bytes), format_size(progress.total_bytes)
+        left = "" if progress.left_s is None else f", about {progress.left_s} s left"
+        if len(progress.model.encode()) <= MAX_NAME_BYTES:
+            self._node.router.expect(progress.model, f"{done} of {total} are fetched{left}")
+        self._emit(Event(EventName.MODEL_FETCHING, describe_progress(progress)))
+
+    def end(self, model: ModelFile) -> None:
+        """The model is here, whole and checked; nothing is told where nothing was fetched."""
+        if self._told_at > float("-inf"):
+            facts = {"model": model.name, "source": model.source, "path": model.path, "bytes": model.size_bytes}
+            self._emit(Event(EventName.MODEL_FETCHED, facts))

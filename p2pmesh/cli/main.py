@@ -18,11 +18,11 @@ from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify_parser import run_certify_wire
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
+from p2pmesh.cli.models_parser import MODELS_ACTIONS
 from p2pmesh.cli.output import (
     EventPrinter,
     JsonPrinter,
     PrettyPrinter,
-    describe_table,
     describe_value,
     encode_event,
     printable,
@@ -101,20 +101,10 @@ def _status(args: Namespace) -> int:
     return OK
 
 
-def _models_list(args: Namespace) -> int:
-    from p2pmesh.app.model_commands import list_models
+def _models(args: Namespace) -> int:
+    from p2pmesh.cli.models import run_models
 
-    models = list_models(choose_home(args.home))
-    none = ("no models here; --demo serves the one that pip installs, --model takes a GGUF file",)
-    _print(json.dumps(models, indent=2) if args.json else "\n".join(describe_table(models) if models else none))
-    return OK
-
-
-def _models_show(args: Namespace) -> int:
-    from p2pmesh.app.model_commands import show_model
-
-    _print_object(show_model(choose_home(args.home), args.model), is_json=args.json)
-    return OK
+    return run_models(args)
 
 
 def _auth(args: Namespace) -> int:
@@ -191,8 +181,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "up": _up,
     "chat": _chat,
     "status": _status,
-    "models list": _models_list,
-    "models show": _models_show,
+    **dict.fromkeys((f"models {action}" for action in MODELS_ACTIONS), _models),
     **dict.fromkeys((f"package {action}" for action in PACKAGE_ACTIONS), _package),
     **dict.fromkeys((f"auth {action}" for action in AUTH_ACTIONS), _auth),
     **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from p2pmesh.app.events import Event, EventName
+from p2pmesh.cli.progress import FetchLine, describe_fetch
 
 _SHORT_ID_CHARACTERS = 12
 
@@ -39,9 +40,14 @@ class PrettyPrinter:
         self._out = _Lines(out)
         self._err = _Lines(err)
         self._columns = shutil.get_terminal_size((0, 0)).columns if out.isatty() else 0
+        self._fetch = FetchLine(out)
 
     def emit(self, event: Event) -> None:
         """See ``EventPrinter``."""
+        if event.name is EventName.MODEL_FETCHING:
+            self._fetch.show(event.fields, printable(describe_fetch(event.fields)))
+            return
+        self._fetch.end()
         lines = self._err if event.name is EventName.ERROR else self._out
         for line in describe_event(event):
             lines.write(line)
@@ -141,6 +147,14 @@ def _shell_quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+def _describe_fetched(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} is here: {event.fields['source']}"
+
+
+def _describe_fetching(event: Event) -> Iterator[str]:
+    yield f"fetching {describe_fetch(event.fields)}"
+
+
 def _describe_banned(event: Event) -> Iterator[str]:
     minutes = max(1, round(event.fields["seconds"] / 60))
     offence = event.fields["offence"].replace("_", " ")
@@ -203,6 +217,8 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.SERVES_NOTHING: _describe_message,
     EventName.CLAIM_RENEWED: _describe_message,
     EventName.CLAIM_EXPIRES: _describe_message,
+    EventName.MODEL_FETCHING: _describe_fetching,
+    EventName.MODEL_FETCHED: _describe_fetched,
     EventName.PEER_BANNED: _describe_banned,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,

@@ -27,6 +27,7 @@ from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
+from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_chat(commands)
     _add_status(commands)
-    _add_models(commands)
+    add_models(commands)
     add_package(commands)
     add_auth(commands)
     add_invite(commands)
@@ -69,7 +70,7 @@ def _add_command(commands: _Commands, name: str, summary: str) -> argparse.Argum
 def _add_up(commands: _Commands) -> None:
     up = _add_command(commands, "up", "Run a node: serve models, join others, answer /v1.")
     add = up.add_argument
-    add("--model", metavar="REF", action="append", default=[], help="GGUF file or installed model; repeatable")
+    add("--model", metavar="REF", action="append", default=[], help="GGUF file, model name, org/repo:QUANT; repeatable")
     add("--demo", action="store_true", help="serve the small model that pip installed")
     add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")
     add("--cuts", metavar="L1,L2,…", type=_cuts, default=(), help="first layers of the stages after the first")
@@ -85,6 +86,7 @@ def _add_up(commands: _Commands) -> None:
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
     add("--owner-key", metavar="FILE", help="the owner key that renews this node's claim (default: in the home)")
     add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
+    add_hub_options(up)
     add("--trace-gossip", action="store_true", help="tell of each gossip message, for measurements")
     add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
 
@@ -102,16 +104,6 @@ def _add_chat(commands: _Commands) -> None:
 def _add_status(commands: _Commands) -> None:
     status = _add_command(commands, "status", "Show what a running node is doing.")
     status.add_argument("--json", action="store_true", help="as JSON")
-
-
-def _add_models(commands: _Commands) -> None:
-    models = commands.add_parser("models", help="Models on this machine.", allow_abbrev=False)
-    actions = models.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = _add_command(actions, "list", "List the models that --model finds by name.")
-    listed.add_argument("--json", action="store_true", help="as JSON")
-    shown = _add_command(actions, "show", "Show what a model file holds.")
-    shown.add_argument("model", metavar="REF")
-    shown.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_bench(commands: _Commands) -> None:
@@ -198,6 +190,8 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         trust_policy=None if args.trust_policy is None else TrustPolicy(args.trust_policy),
         owner_key=args.owner_key,
         passphrase_file=args.passphrase_file,
+        hub_endpoint=args.hub_endpoint,
+        is_offline=args.offline,
     )
 
 

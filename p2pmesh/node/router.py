@@ -33,6 +33,10 @@ class Router:
         """A model that is to come: until it can be routed, requests for it are told to try again, and why."""
         self._expected[model] = reason
 
+    def expected_reason(self, model: str) -> str | None:
+        """Why a model that is to come cannot be routed yet; ``None`` for models that nobody here expects."""
+        return self._expected.get(model)
+
     def models(self) -> dict[str, ServedModel]:
         """Models that can be routed from here, by name."""
         return served_models((self._overlay.board.own(), *self._trusted()))

@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL
-from p2pmesh.app.model_commands import show_model
+from p2pmesh.app.model_commands import ModelsOptions, show_model
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.cli.exit_codes import EXIT_CODES
 from p2pmesh.cli.main import main
 
 
 def test_a_model_is_shown_with_its_facts(tmp_path: Path) -> None:
-    facts = show_model(tmp_path, DEMO_MODEL)
+    facts = show_model(ModelsOptions(tmp_path), DEMO_MODEL)
     assert (facts["name"], facts["architecture"], facts["layer_count"]) == (DEMO_MODEL, "llama", 30)
     assert facts["size_bytes"] == Path(facts["path"]).stat().st_size
     assert len(facts["digest"]) == 64

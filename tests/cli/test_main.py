@@ -192,7 +192,9 @@ READER_LEFT = """
 import sys, types
 from p2pmesh.cli.main import main
 module = types.ModuleType("p2pmesh.app.model_commands")
-module.list_models = lambda home: []
+module.list_models = lambda options: []
+module.ModelsOptions = lambda *given: None
+sys.modules["p2pmesh.app.model_upkeep"] = types.ModuleType("upkeep")
 sys.modules["p2pmesh.app.model_commands"] = module
 sys.stdin.read()
 sys.exit(main(["models", "list"]))
@@ -222,12 +224,11 @@ def test_help_loads_neither_trio_nor_http() -> None:
 def test_status_and_models_as_text_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, commands = ModuleType("client"), ModuleType("commands")
+    monkeypatch.setattr("p2pmesh.app.model_commands.list_models", lambda options: [])
+    monkeypatch.setattr("p2pmesh.app.model_commands.show_model", lambda options, reference: {"name": reference})
+    client = ModuleType("client")
     client.fetch_status = lambda home: {"peer_id": "x"}  # type: ignore[attr-defined]
-    commands.list_models = lambda home: []  # type: ignore[attr-defined]
-    commands.show_model = lambda home, ref: {"name": ref}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "p2pmesh.app.client", client)
-    monkeypatch.setitem(sys.modules, "p2pmesh.app.model_commands", commands)
     out = io.StringIO()
     for command in ("status", "status --json", "models list", "models list --json", "models show m --json"):
         assert main(command.split()) == 0

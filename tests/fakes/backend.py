@@ -54,6 +54,9 @@ class FakeBackend:
     def is_ready(self) -> bool:
         return bool(self.listings)
 
+    def not_ready_reason(self, model: str) -> str:
+        return f"{model[:64]} is not ready: no model is"
+
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         self.requests.append(request)

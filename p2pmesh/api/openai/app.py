@@ -75,7 +75,7 @@ class _Answers:
 
     def _missing(self, model_id: str) -> P2PMeshError:
         if not self._backend.is_ready():
-            return Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
+            return Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(model_id))
         message = f"no peer serves the model {model_id[:256]!r}; GET /v1/models lists those that are served"
         return RequestError(ErrorCode.MODEL_UNKNOWN, message, "model")
 

@@ -77,7 +77,7 @@ class GenerationEndpoint:
         body = decode_object(await read_body(scope, receive))
         call = self._shape.parse(body, request_id_of(scope), self._backend.random_seed)
         if not self._backend.is_ready():
-            raise Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
+            raise Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(call.request.model))
         return call
 
     async def _generate(self, call: Call, answer: Answer) -> None:

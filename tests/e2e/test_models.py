@@ -1,0 +1,77 @@
+"""Models by every way to name them, in real nodes."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.cli.exit_codes import EXIT_CODES
+from p2pmesh.model.gguf import read_index
+from tests.e2e.conftest import TINY, TINY_LAYERS
+from tests.e2e.peers import Peers, run_command, tokens_of
+from tests.fakes.hub_server import COMMIT, serving_hub
+from tests.fakes.memory_source import MemorySource
+from tests.fakes.split_gguf import split_gguf, write_parts
+
+PROMPT = [5, 9, 23, 40]
+
+
+def test_a_model_in_parts_answers_as_the_file_that_was_split(peers: Peers, tiny_model: Path, tmp_path: Path) -> None:
+    data = tiny_model.read_bytes()
+    count = len(read_index(MemorySource(data)).tensors)
+    first = write_parts(tmp_path / "parts", "split", split_gguf(data, (0, count // 2, count - count // 2)))[0]
+    node = peers.found("whole", "--model", str(first), "--model", str(tiny_model))
+    node.wait_for("ready", where=lambda event: sorted(event["models"]) == ["split", TINY])
+    expected = tokens_of(node.complete(TINY, PROMPT, max_tokens=8, temperature=0))
+    assert tokens_of(node.complete("split", PROMPT, max_tokens=8, temperature=0)) == expected
+    driver = peers.found("driver", "--model", str(first), "--split", "2")
+    peers.join("joiner", driver.invite)
+    stages = driver.wait_for("pipeline_ready")["stages"]
+    assert (len(stages), stages[-1]["layers"][1]) == (2, TINY_LAYERS)
+    driver.wait_for("ready")
+    assert tokens_of(driver.complete("split", PROMPT, max_tokens=8, temperature=0)) == expected
+
+
+def test_a_model_of_the_hub_is_fetched_while_the_api_says_so(peers: Peers, tiny_model: Path) -> None:
+    with serving_hub() as hub:
+        hub.add("org/tiny", **{"Tiny-F32__gguf": tiny_model.read_bytes()})
+        hub.gate = threading.Event()
+        node = peers.found("fetcher", "--model", "org/tiny", "--hub-endpoint", hub.url)
+        fetching = node.wait_for("model_fetching")
+        assert (fetching["model"], fetching["total_bytes"]) == ("Tiny-F32", tiny_model.stat().st_size)
+        with node.client() as client:
+            answer = client.post("/v1/completions", json={"model": "Tiny-F32", "prompt": "x"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_not_ready"
+        assert "are fetched" in answer.json()["error"]["message"]
+        hub.gate.set()
+        assert node.wait_for("model_fetched")["source"] == f"hf://org/tiny@{COMMIT}"
+        node.wait_for("ready")
+        assert tokens_of(node.complete("Tiny-F32", PROMPT, max_tokens=4, temperature=0))
+        used = run_command("models", "remove", "Tiny-F32", home=node.home)
+        assert used.returncode == EXIT_CODES[ErrorCode.HOME_IN_USE], used.stderr
+        node.stop()
+    again = peers.found("fetcher", "--model", "org/tiny", "--offline")
+    again.wait_for("ready")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--model", "no-such-model"), ErrorCode.MODEL_NOT_FOUND),
+        (("--model", "./no/such.gguf"), ErrorCode.MODEL_NOT_FOUND),
+        (("--model", "org/repo:Q4 K"), ErrorCode.CONFIG_INVALID),
+        (("--model", "org/repo", "--offline"), ErrorCode.HUB_UNREACHABLE),
+        (("--demo", "--hub-endpoint", "nowhere"), ErrorCode.CONFIG_INVALID),
+    ],
+)
+def test_a_bad_model_is_told_before_anything_is_opened(
+    arguments: tuple[str, ...], code: ErrorCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    ended = run_command("up", *arguments, "--log-format", "json", home=tmp_path / "home")
+    assert ended.returncode == EXIT_CODES[code]
+    assert '"event":"listening"' not in ended.stdout
+    assert ended.stderr.count("\n") == 1
+    assert not (tmp_path / "home" / "run.json").exists()
