@@ -1,97 +1,43 @@
-"""Architectures that may be cut, and what each needs when it is.
+"""Which models may be served and cut, where, and why not elsewhere.
 
-Owns: which architectures are supported; which metadata arrays are per layer; sliding-window patterns, which llama.cpp
-computes from the layer's index and which a fragment must therefore spell out; which ranges are refused and why.
-Bytes are ``stage_file``'s, sizes ``cost``'s. A family joins the table when runs prove it, cut and whole, to the bit.
+Owns the answers at run time: ``family_rules`` says how an architecture is cut, ``family_verdicts`` where runs proved
+it. Bytes are ``stage_file``'s, sizes ``cost``'s.
 """
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
+from p2pmesh.model.family_rules import (
+    FULL_ATTENTION_INTERVAL,
+    PER_LAYER_ARRAYS,
+    RECURRENT_LAYERS,
+    SHARED_TENSORS,
+    SLIDING_WINDOW_PATTERN,
+    WHOLE_ARRAYS,
+    Family,
+    rules_of,
+)
+from p2pmesh.model.family_rules import INPUT_TENSORS as INPUT_TENSORS  # for those who sort tensors by stage
+from p2pmesh.model.family_rules import OUTPUT_TENSORS as OUTPUT_TENSORS
+from p2pmesh.model.family_verdicts import verdict_of
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor
 
-SLIDING_WINDOW = "attention.sliding_window"
-SLIDING_WINDOW_PATTERN = "attention.sliding_window_pattern"
-
-PER_LAYER_ARRAYS = frozenset(
-    {
-        "attention.head_count",
-        "attention.head_count_kv",
-        "expert_used_count",
-        "feed_forward_length",
-        SLIDING_WINDOW_PATTERN,
-    }
-)
-"""Keys (after ``<arch>.``) whose value is one item per layer where it is an array; cut with the layers."""
-
-INPUT_TENSORS = frozenset({"token_embd.weight"})
-"""Of the first stage; also of the last where the model ties its output to them."""
-
-OUTPUT_TENSORS = frozenset({"output.weight", "output.bias", "output.scale", "output.input_scale"})
-"""Of the last stage only."""
-
-SHARED_TENSORS = frozenset(
-    {
-        "output_norm.weight",  # only the last stage uses it, but llama.cpp loads nothing without it
-        "output_norm.bias",
-        "rope_freqs.weight",
-        "rope_factors_long.weight",
-        "rope_factors_short.weight",
-    }
-)
-"""Of every stage."""
-
-CutRule = Callable[[GgufIndex, LayerRange], str | None]
-"""Why a range of a model cannot run by itself, or ``None``. Never asked about the whole model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One architecture. ``window_period`` p: layer i is windowed unless it is the last of each p layers."""
-
-    architecture: str
-    window_period: int | None
-    cut_rule: CutRule
-
-
 _GEMMA3_27B_LAYERS = 62
-
-
-def _gemma3_rule(index: GgufIndex, layers: LayerRange) -> str | None:
-    """llama.cpp picks another attention scale when it counts 62 layers, so a fragment must agree with its model."""
-    if index.hidden_size // max(1, index.head_counts[0]) == index.key_length:
-        return None  # both scales are the same number
-    if index.layer_count == _GEMMA3_27B_LAYERS:
-        return "llama.cpp scales the attention of a 62-layer gemma3 by its layer count, which a part has not"
-    if len(layers) == _GEMMA3_27B_LAYERS:
-        return "llama.cpp would take 62 layers for the 27B model and scale their attention wrongly"
-    return None
-
-
-def _no_rule(_index: GgufIndex, _layers: LayerRange) -> str | None:
-    return None
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", None, _no_rule),
-    "gemma3": Family("gemma3", 6, _gemma3_rule),
-}
+_EXAONE4_32B_LAYERS = 64
+_DEEPSEEK2_LITE_LAYERS = (26, 27, 47, 48)
 
 
 def family_of(index: GgufIndex) -> Family:
     """The model's family; ``ConfigError(ARCHITECTURE_UNSUPPORTED)`` with its name and the reason."""
     architecture = index.architecture
-    family = FAMILIES.get(architecture)
-    if family is None:
-        known = ", ".join(sorted(FAMILIES))
+    verdict = verdict_of(architecture)
+    if verdict is None or not verdict.is_served:
+        reason = verdict.reason if verdict is not None else "no run has proved it"
         raise ConfigError(
             ErrorCode.ARCHITECTURE_UNSUPPORTED,
-            f"architecture {architecture[:64]!r} is not proven to give the same tokens when it is cut; "
-            f"use a model of: {known}",
+            f"architecture {architecture[:64]!r} is not served: {reason}; "
+            "`p2pmesh certify families --list` names those that are",
         )
-    return family
+    return rules_of(architecture)
 
 
 def check_model(index: GgufIndex) -> None:
@@ -101,7 +47,7 @@ def check_model(index: GgufIndex) -> None:
     layer_count, _ = index.layer_count, index.hidden_size
     _ = index.kv_head_counts, index.key_length, index.value_length
     held = {parts[0] for tensor in index.tensors if (parts := layer_of_tensor(tensor.name))}
-    if held != set(range(layer_count)):
+    if not held.issuperset(range(layer_count)) or max(held) >= layer_count + index.predictor_count:
         raise ConfigError(
             ErrorCode.GGUF_INVALID,
             f"it claims {layer_count} layers but holds tensors of {len(held)}: download it again",
@@ -125,17 +71,30 @@ def _check_is_whole(index: GgufIndex) -> None:
 
 def window_pattern(index: GgufIndex) -> tuple[bool, ...]:
     """For each layer whether its attention is windowed; all false for a model without a sliding window."""
-    period = family_of(index).window_period
+    rule = rules_of(index.architecture).window
     layer_count = index.layer_count
-    if period is None or index.sliding_window == 0:
+    if rule is None or index.sliding_window == 0:
         return (False,) * layer_count
+    period = rule.period
     own = index.metadata.get(index.key(SLIDING_WINDOW_PATTERN))
     if own is not None and own.element_type is not None:
         return tuple(flag != 0 for flag in index.per_layer(SLIDING_WINDOW_PATTERN))
     if own is not None:
         period = index.required_number(SLIDING_WINDOW_PATTERN)
     # A period of 0 means that every layer is windowed, of 1 that none is.
-    return tuple(period == 0 or layer % period < period - 1 for layer in range(layer_count))
+    full = 0 if rule.is_full_first else period - 1
+    return tuple(period == 0 or layer % period != full for layer in range(layer_count))
+
+
+def recurrent_layers(index: GgufIndex) -> tuple[bool, ...] | None:
+    """For each layer whether it keeps a state instead of cells, where the file gives but an interval; else ``None``."""
+    if not rules_of(index.architecture).has_recurrent_interval:
+        return None
+    own = index.metadata.get(index.key(RECURRENT_LAYERS))
+    if own is not None and own.element_type is not None:
+        return None
+    interval = index.number(FULL_ATTENTION_INTERVAL) or 4
+    return tuple((layer + 1) % interval != 0 for layer in range(index.layer_count))
 
 
 def cut_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
@@ -145,28 +104,77 @@ def cut_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
         return f"the model has {layer_count} layers, so there is no range {layers}"
     if len(layers) == layer_count:
         return None
-    return _general_refusal(index) or family_of(index).cut_rule(index, layers)
+    verdict = verdict_of(index.architecture)
+    if verdict is None or not verdict.is_splittable:
+        return verdict.reason if verdict is not None else "no run has proved it"
+    return rule_refusal(index, layers)
+
+
+def rule_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
+    """``cut_refusal`` by the rules alone, for a model whose architecture no run has judged yet."""
+    return _general_refusal(index) or _range_refusal(index, layers)
+
+
+def _range_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
+    rules = rules_of(index.architecture)
+    if rules.refusal:
+        return rules.refusal
+    step = rules.start_step
+    if layers.start % step:
+        return f"llama.cpp counts {step} layers at a time from a range's first, so a stage starts at a multiple of that"
+    return _window_refusal(index, layers, rules) or _constant_refusal(index, layers)
+
+
+def _window_refusal(index: GgufIndex, layers: LayerRange, rules: Family) -> str | None:
+    pattern = window_pattern(index)
+    if rules.window is None or rules.window.is_optional or not any(pattern):
+        return None
+    if any(pattern[layers.start : layers.end]):
+        return None
+    return "llama.cpp loads no range of this family without a windowed layer"
+
+
+def _constant_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
+    """Constants that llama.cpp picks by the number of layers, where a file cannot say them."""
+    counts = {index.layer_count, len(layers)}
+    match index.architecture:
+        case "gemma3":
+            special: tuple[int, ...] = (_GEMMA3_27B_LAYERS,)
+            if index.hidden_size // max(1, index.head_counts[0]) == index.key_length:
+                special = ()  # both attention scales are the same number
+        case "exaone4":
+            special = (_EXAONE4_32B_LAYERS,)
+        case "deepseek2":
+            special = _DEEPSEEK2_LITE_LAYERS
+        case _:
+            return None
+    found = sorted(counts.intersection(special))
+    if not found:
+        return None
+    return f"llama.cpp takes other constants for a model of {found[0]} layers, and the parts would not agree"
 
 
 def _general_refusal(index: GgufIndex) -> str | None:
     """Reasons that hold for every range but the whole."""
-    if index.number("nextn_predict_layers"):
-        return "its trailing layers predict further tokens (nextn_predict_layers) and belong to no range"
+    known = INPUT_TENSORS | OUTPUT_TENSORS | SHARED_TENSORS
     for tensor in index.tensors:
-        known = tensor.name in INPUT_TENSORS | OUTPUT_TENSORS | SHARED_TENSORS
-        if not known and layer_of_tensor(tensor.name) is None:
+        if tensor.name not in known and layer_of_tensor(tensor.name) is None:
             return f"no rule says which stage needs its tensor {tensor.name}"
     return _array_refusal(index)
 
 
 def _array_refusal(index: GgufIndex) -> str | None:
     prefix = index.architecture + "."
+    wanted = (index.layer_count, index.layer_count + index.predictor_count)
     for key, entry in index.metadata.items():
         if entry.element_type is None or not key.startswith(prefix):
             continue
-        if key.removeprefix(prefix) not in PER_LAYER_ARRAYS:
+        suffix = key.removeprefix(prefix)
+        if suffix in WHOLE_ARRAYS:
+            continue
+        if suffix not in PER_LAYER_ARRAYS:
             return f"no rule says how to cut its array {key}"
-        if entry.count != index.layer_count or entry.value is None:
+        if entry.count not in wanted or entry.value is None:
             return f"its array {key} has {entry.count} items for {index.layer_count} layers"
     return None
 
@@ -186,11 +194,11 @@ def check_range(index: GgufIndex, layers: LayerRange) -> None:
 def permitted_cuts(index: GgufIndex) -> tuple[int, ...]:
     """Inner boundaries b at which the model may be cut into two, ascending; empty if it must stay whole."""
     count = index.layer_count
-    rule = family_of(index).cut_rule
-    if count == 1 or _general_refusal(index) is not None:
+    verdict = verdict_of(index.architecture)
+    if count == 1 or verdict is None or not verdict.is_splittable or _general_refusal(index) is not None:
         return ()
     return tuple(
         cut
         for cut in range(1, count)
-        if rule(index, LayerRange(0, cut)) is None and rule(index, LayerRange(cut, count)) is None
+        if _range_refusal(index, LayerRange(0, cut)) is None and _range_refusal(index, LayerRange(cut, count)) is None
     )

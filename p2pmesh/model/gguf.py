@@ -140,11 +140,16 @@ class GgufIndex:
 
     @property
     def layer_count(self) -> int:
-        """``<arch>.block_count``."""
-        count = self.required_number("block_count")
+        """``<arch>.block_count`` less ``predictor_count``."""
+        count = self.required_number("block_count") - self.predictor_count
         if not 1 <= count <= limits.MAX_LAYERS:
             raise _invalid(f"it claims {count} layers; 1 to {limits.MAX_LAYERS} are possible")
         return count
+
+    @property
+    def predictor_count(self) -> int:
+        """``<arch>.nextn_predict_layers``: trailing layers that predict further tokens and are not served."""
+        return self.number("nextn_predict_layers") or 0
 
     @property
     def hidden_size(self) -> int:

@@ -7,6 +7,7 @@ What a stage holds:
 - its layers, renumbered from 0, with ``<arch>.block_count`` and every per-layer array cut to them;
 - the first stage the token embedding, the last one the output head, both the tokenizer;
 - a middle stage an empty vocabulary of 32 tokens, because llama.cpp wants one;
+- zeros in place of an output head or embedding that llama.cpp insists on and the stage never uses;
 - provenance under ``p2pmesh.layers.*``.
 
 The last stage of a model with an output head of its own stores that head *as* the token embedding and ties the output
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.model import families
+from p2pmesh.model import families, family_rules
 from p2pmesh.model.gguf import (
     MAGIC,
     SCALAR_FORMATS,
@@ -30,9 +31,9 @@ from p2pmesh.model.gguf import (
     layer_of_tensor,
     padded,
 )
-from p2pmesh.model.tensor_types import F32
+from p2pmesh.model.tensor_types import F32, TENSOR_TYPES, tensor_bytes
 
-STAGE_FORMAT = 1
+STAGE_FORMAT = 2
 """Raised whenever the bytes of a stage file change; part of every cache key."""
 
 PROVENANCE_START = "p2pmesh.layers.start"
@@ -40,10 +41,16 @@ PROVENANCE_END = "p2pmesh.layers.end"
 PROVENANCE_COUNT = "p2pmesh.layers.count"
 PROVENANCE_FORMAT = "p2pmesh.stage_format"
 
+INPUT_TENSOR_KEY = "p2pmesh.layers.input"
+OUTPUT_TENSOR_KEY = "p2pmesh.layers.output"
+"""Names of the tensors that the engine writes its rows over, and takes them from; without one it does the usual."""
+
 EMPTY_VOCABULARY_TOKENS = 32
 _VERSION = 3
 _TOKEN_EMBEDDING = "token_embd.weight"
 _OUTPUT = "output.weight"
+_FILLER_TYPES = (19, 2, F32)
+"""IQ1_S, Q4_0, F32: by size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,11 @@ def plan_stage_file(index: GgufIndex, layers: LayerRange) -> StageFilePlan:
     """
     families.family_of(index)
     families.check_range(index, layers)
+    return draft_stage_file(index, layers)
+
+
+def draft_stage_file(index: GgufIndex, layers: LayerRange) -> StageFilePlan:
+    """``plan_stage_file`` without asking whether a run has proved the cut: for the runs that are to prove it."""
     tensors = tuple(_stage_tensors(index, layers))
     records = tuple(_metadata_records(index, layers))
     head = Literal(MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(records)))
@@ -126,37 +138,56 @@ def plan_stage_file(index: GgufIndex, layers: LayerRange) -> StageFilePlan:
 
 
 def _stage_tensors(index: GgufIndex, layers: LayerRange) -> Iterator[_StageTensor]:
+    yield from _fillers(index, layers)
     is_last = layers.is_last(index.layer_count)
-    has_vocabulary = layers.is_first() or is_last
-    if not has_vocabulary:
-        yield _empty_embedding(index.hidden_size)
     is_untied = index.find_tensor(_OUTPUT) is not None
+    keeps_output = index.architecture in family_rules.HAVE_OWN_OUTPUT
     for tensor in index.tensors:
-        name = _stage_name(tensor, layers, is_last=is_last, is_untied=is_untied)
+        name = _stage_name(tensor, layers, is_last=is_last, is_untied=is_untied, keeps_output=keeps_output)
         if name is not None:
             span = Span(tensor.offset, tensor.size_bytes)
             yield _StageTensor(name, tensor.shape, tensor.ggml_type, tensor.size_bytes, span)
 
 
-def _stage_name(tensor: TensorEntry, layers: LayerRange, *, is_last: bool, is_untied: bool) -> str | None:
+def _stage_name(
+    tensor: TensorEntry, layers: LayerRange, *, is_last: bool, is_untied: bool, keeps_output: bool
+) -> str | None:
     """What the tensor is called in the stage; ``None`` if the stage does not hold it."""
     parts = layer_of_tensor(tensor.name)
     if parts is not None:
         number, rest = parts
         return f"blk.{number - layers.start}.{rest}" if layers.start <= number < layers.end else None
     is_first = layers.is_first()
-    if tensor.name == _OUTPUT and is_last and not is_first:
+    if tensor.name == _OUTPUT and is_last and not is_first and not keeps_output:
         return _TOKEN_EMBEDDING
-    if tensor.name in families.INPUT_TENSORS:
+    if tensor.name in family_rules.INPUT_TENSORS:
         return tensor.name if is_first or (is_last and not is_untied) else None
-    if tensor.name in families.OUTPUT_TENSORS:
+    if tensor.name in family_rules.OUTPUT_TENSORS:
         return tensor.name if is_last else None
     return tensor.name
 
 
-def _empty_embedding(hidden_size: int) -> _StageTensor:
-    shape = (hidden_size, EMPTY_VOCABULARY_TOKENS)
-    return _StageTensor(_TOKEN_EMBEDDING, shape, F32, 4 * hidden_size * EMPTY_VOCABULARY_TOKENS, None)
+def _fillers(index: GgufIndex, layers: LayerRange) -> Iterator[_StageTensor]:
+    """Zeros for what llama.cpp insists on and the stage never computes with."""
+    is_first, is_last = layers.is_first(), layers.is_last(index.layer_count)
+    keeps_output = index.architecture in family_rules.HAVE_OWN_OUTPUT
+    embedding = index.find_tensor(_TOKEN_EMBEDDING)
+    tokens = embedding.shape[-1] if embedding is not None and (is_first or is_last) else EMPTY_VOCABULARY_TOKENS
+    if not is_first and (not is_last or keeps_output):
+        yield _filler(_TOKEN_EMBEDDING, (index.hidden_size, tokens))
+    if keeps_output and not is_last:
+        for name in sorted(family_rules.OUTPUT_TENSORS):
+            tensor = index.find_tensor(name)
+            if tensor is not None:
+                yield _filler(name, (*tensor.shape[:-1], tokens))
+
+
+def _filler(name: str, shape: tuple[int, ...]) -> _StageTensor:
+    """The smallest type that the shape permits; a short one as plain numbers."""
+    wide = len(shape) > 1 and shape[-1] > EMPTY_VOCABULARY_TOKENS
+    kinds = _FILLER_TYPES if wide else (F32,)
+    kind = next(kind for kind in kinds if shape[0] % TENSOR_TYPES[kind].block_size == 0)
+    return _StageTensor(name, shape, kind, tensor_bytes(TENSOR_TYPES[kind], shape), None)
 
 
 def _directory(tensors: tuple[_StageTensor, ...], alignment: int) -> bytes:
@@ -199,9 +230,14 @@ def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | 
     """Records that differ from the model's, by key; ``None`` removes the key."""
     changed: dict[str, bytes | None] = {}
     _put_number(changed, index.key("block_count"), len(layers))
+    if index.predictor_count:
+        _put_number(changed, index.key("nextn_predict_layers"), 0)
     if len(layers) < index.layer_count:
         _cut_arrays(changed, index, layers)
+        _cut_leading(changed, index, layers)
         _put_window(changed, index, layers)
+        _put_recurrent(changed, index, layers)
+        _put_ends(changed, index, layers)
     if not layers.is_first() and not layers.is_last(index.layer_count):
         changed["tokenizer.ggml.model"] = _record("tokenizer.ggml.model", ValueType.STRING, _text("none"))
         _put_number(changed, index.key("vocab_size"), EMPTY_VOCABULARY_TOKENS)
@@ -213,26 +249,58 @@ def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | 
 
 
 def _cut_arrays(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
-    for suffix in sorted(families.PER_LAYER_ARRAYS):
+    for suffix in sorted(family_rules.PER_LAYER_ARRAYS):
         key = index.key(suffix)
         entry = index.metadata.get(key)
         if entry is not None and entry.element_type is not None:
             changed[key] = _array_record(key, entry, layers)
 
 
+def _cut_leading(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
+    for suffix in sorted(family_rules.LEADING_LAYERS):
+        count = index.number(suffix)
+        if count is not None:
+            _put_number(changed, index.key(suffix), min(max(0, count - layers.start), len(layers)))
+
+
 def _put_window(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
     """Spells out the windowed layers, which llama.cpp would otherwise count from the range's own first layer."""
-    if families.family_of(index).window_period is None or index.sliding_window == 0:
+    rule = family_rules.rules_of(index.architecture).window
+    if rule is None or index.sliding_window == 0:
         return
-    key = index.key(families.SLIDING_WINDOW_PATTERN)
+    key = index.key(family_rules.SLIDING_WINDOW_PATTERN)
     pattern = families.window_pattern(index)[layers.start : layers.end]
-    if any(pattern):
-        flags = struct.pack(f"<{len(pattern)}?", *pattern)
-        changed[key] = _record(key, ValueType.ARRAY, _array(ValueType.BOOL, len(pattern), flags))
+    if any(pattern) or not rule.is_optional:
+        changed[key] = _flags_record(key, pattern)
     else:
         # llama.cpp refuses a windowed model without a windowed layer; these layers attend to everything anyway.
         changed[key] = None
-        changed[index.key(families.SLIDING_WINDOW)] = None
+        changed[index.key(family_rules.SLIDING_WINDOW)] = None
+
+
+def _put_recurrent(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
+    """Spells out the layers with a state, for the same reason."""
+    pattern = families.recurrent_layers(index)
+    if pattern is not None:
+        key = index.key(family_rules.RECURRENT_LAYERS)
+        changed[key] = _flags_record(key, pattern[layers.start : layers.end])
+
+
+def _put_ends(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
+    """What happens where the range was cut from the rest."""
+    rules = family_rules.rules_of(index.architecture)
+    if not layers.is_first():
+        for suffix, value in rules.pins:
+            _put_real(changed, index.key(suffix), value)
+        if rules.input_tensor and (not rules.input_needs or index.find_tensor(rules.input_needs) is not None):
+            _put_text(changed, INPUT_TENSOR_KEY, rules.input_tensor)
+    if not layers.is_last(index.layer_count) and rules.output_tensor != family_rules.USUAL_OUTPUT:
+        _put_text(changed, OUTPUT_TENSOR_KEY, f"{rules.output_tensor}-{len(layers) - 1}")
+
+
+def _flags_record(key: str, flags: tuple[bool, ...]) -> bytes:
+    body = struct.pack(f"<{len(flags)}?", *flags)
+    return _record(key, ValueType.ARRAY, _array(ValueType.BOOL, len(flags), body))
 
 
 def _array_record(key: str, entry: MetadataValue, layers: LayerRange) -> bytes:
@@ -245,6 +313,14 @@ def _array_record(key: str, entry: MetadataValue, layers: LayerRange) -> bytes:
 
 def _put_number(changed: dict[str, bytes | None], key: str, value: int) -> None:
     changed[key] = _record(key, ValueType.UINT32, struct.pack("<I", value))
+
+
+def _put_real(changed: dict[str, bytes | None], key: str, value: float) -> None:
+    changed[key] = _record(key, ValueType.FLOAT32, struct.pack("<f", value))
+
+
+def _put_text(changed: dict[str, bytes | None], key: str, value: str) -> None:
+    changed[key] = _record(key, ValueType.STRING, _text(value))
 
 
 def _record(key: str, value_type: int, body: bytes) -> bytes:

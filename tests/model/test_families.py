@@ -61,10 +61,10 @@ def test_supported_models_pass() -> None:
 
 def test_an_unknown_architecture_is_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
-        families.check_model(skeleton("rwkv7"))
+        families.check_model(skeleton("unheard-of"))
     assert caught.value.code is ErrorCode.ARCHITECTURE_UNSUPPORTED
-    assert "'rwkv7'" in str(caught.value)
-    assert "gemma3, llama" in str(caught.value)
+    assert "'unheard-of'" in str(caught.value)
+    assert "certify families" in str(caught.value)
 
 
 def test_a_part_of_a_split_model_is_refused() -> None:
@@ -136,7 +136,7 @@ def test_the_62_layer_gemma3_stays_whole() -> None:
     index = skeleton("gemma3", layers=62)
     assert families.is_range_permitted(index, LayerRange(0, 62))
     assert families.permitted_cuts(index) == ()
-    assert "62-layer" in (families.cut_refusal(index, LayerRange(0, 31)) or "")
+    assert "62 layers" in (families.cut_refusal(index, LayerRange(0, 31)) or "")
 
 
 def test_no_part_of_a_gemma3_may_have_62_layers() -> None:
@@ -155,7 +155,6 @@ def test_62_layers_are_harmless_where_both_attention_scales_agree() -> None:
 @pytest.mark.parametrize(
     "extra",
     [
-        number("llama.nextn_predict_layers", 1),
         array("llama.some_new_array", ValueType.INT32, [1, 2, 3, 4]),
         array("llama.feed_forward_length", ValueType.INT32, [1, 2, 3]),
     ],
@@ -169,9 +168,9 @@ def test_metadata_that_no_rule_covers_keeps_a_model_whole(extra: Key) -> None:
 
 
 def test_a_tensor_that_no_rule_covers_keeps_a_model_whole() -> None:
-    index = skeleton(extra_tensors=(zero_tensor("position_embd.weight", (32,)),))
+    index = skeleton(extra_tensors=(zero_tensor("some_new.weight", (32,)),))
     assert families.permitted_cuts(index) == ()
-    assert "position_embd.weight" in (families.cut_refusal(index, LayerRange(0, 2)) or "")
+    assert "some_new.weight" in (families.cut_refusal(index, LayerRange(0, 2)) or "")
 
 
 def test_rope_factors_and_scalars_do_not_hinder_a_cut() -> None:

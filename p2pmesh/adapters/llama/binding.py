@@ -18,10 +18,15 @@ from numpy.typing import NDArray
 
 from p2pmesh.adapters.llama import cpu_backend, native_log
 from p2pmesh.base.errors import EngineError, ErrorCode
+from p2pmesh.model.stage_file import INPUT_TENSOR_KEY, OUTPUT_TENSOR_KEY
 
 PINNED_VERSION = "0.3.36"
 MAX_CALL_ROWS = 64
 KV_TYPE = "f16"
+_SECTIONS = 4
+_ROPES_OF_SECTIONS = (8, 40)
+"""LLAMA_ROPE_TYPE_MROPE and _IMROPE: rows that are no tokens come with four positions each."""
+_TAP_TEXT_BYTES = 64
 
 _NAMES = (
     "llama_backend_init", "llama_model_default_params", "llama_model_load_from_file", "llama_model_free",
@@ -31,6 +36,8 @@ _NAMES = (
     "llama_vocab_type", "llama_token_to_piece", "llama_vocab_get_text", "llama_model_chat_template",
     "llama_memory_clear", "llama_memory_seq_rm", "llama_memory_seq_cp", "llama_state_seq_get_size",
     "llama_state_seq_get_data", "llama_state_seq_set_data", "llama_print_system_info", "llama_log_set",
+    "llama_model_rope_type", "llama_model_is_recurrent", "llama_model_is_hybrid", "llama_model_meta_val_str",
+    "llama_model_init_from_user",
 )  # fmt: skip
 
 
@@ -62,20 +69,26 @@ def _load_ggml() -> Any:
     library.ggml_backend_tensor_get.argtypes = [
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
     ]  # fmt: skip
+    library.ggml_backend_tensor_set.restype = None
+    library.ggml_backend_tensor_set.argtypes = [
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
+    ]  # fmt: skip
+    library.gguf_init_from_file.restype = ctypes.c_void_p
     for name in ("ggml_version", "ggml_commit"):
         getattr(library, name).restype = ctypes.c_char_p
     return library
 
 
-_ggml = _load_ggml()
+ggml = _load_ggml()
+"""The base library, its functions typed as far as they are used."""
 
 
 def describe_build() -> tuple[str, ...]:
     """Package version, ggml version and commit, and llama.cpp's line of backends and CPU features."""
     return (
         llama_cpp.__version__,
-        _ggml.ggml_version().decode(),
-        _ggml.ggml_commit().decode(),
+        ggml.ggml_version().decode(),
+        ggml.ggml_commit().decode(),
         native.llama_print_system_info().decode("utf-8", "replace"),
     )
 
@@ -101,7 +114,7 @@ class RowBuffers:
     ``MAX_CALL_ROWS`` rows. Made once: a call of one row would spend longer on new arrays than on what it puts in.
     """
 
-    def __init__(self, hidden_size: int, *, is_first: bool) -> None:
+    def __init__(self, hidden_size: int, *, is_first: bool, has_sections: bool = False) -> None:
         self.tokens = np.zeros(MAX_CALL_ROWS if is_first else 0, dtype=np.int32)
         self.embeddings = np.zeros((0 if is_first else MAX_CALL_ROWS, hidden_size), dtype=np.float32)
         self.positions = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
@@ -113,7 +126,11 @@ class RowBuffers:
         self._batch = native.llama_batch()
         self._batch.token = _pointer(self.tokens, ctypes.c_int32) if is_first else None
         self._batch.embd = None if is_first else _pointer(self.embeddings, ctypes.c_float)
-        self._batch.pos = _pointer(self.positions, ctypes.c_int32)
+        self._section_positions: NDArray[np.int32] | None = None
+        if has_sections and not is_first:
+            self._section_positions = np.zeros(_SECTIONS * MAX_CALL_ROWS, dtype=np.int32)
+        wide = self._section_positions
+        self._batch.pos = _pointer(self.positions if wide is None else wide, ctypes.c_int32)
         self._batch.n_seq_id = _pointer(self._ones, ctypes.c_int32)
         self._batch.seq_id = ctypes.cast(
             self._sequence_pointers.ctypes.data, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
@@ -125,6 +142,10 @@ class RowBuffers:
         if not 1 <= count <= MAX_CALL_ROWS:
             raise ValueError(f"a call of {count} rows")
         self._batch.n_tokens = count
+        wide = self._section_positions
+        if wide is not None:  # text: time, height and width are one position, the fourth section is none
+            wide[: 3 * count] = np.tile(self.positions[:count], 3)
+            wide[3 * count : _SECTIONS * count] = 0
         return self._batch
 
 
@@ -137,7 +158,12 @@ class LoadedStage:
         self.layer_count = int(native.llama_model_n_layer(self._model))
         self.vocabulary = native.llama_model_get_vocab(self._model)
         self.vocabulary_size = int(native.llama_vocab_n_tokens(self.vocabulary))
-        self._tap = None if options.is_last else _Tap(self.layer_count - 1)
+        source = "" if options.is_first else self._text(INPUT_TENSOR_KEY)
+        target = "" if options.is_last else self._text(OUTPUT_TENSOR_KEY) or f"l_out-{self.layer_count - 1}"
+        has_sections = int(native.llama_model_rope_type(self._model)) in _ROPES_OF_SECTIONS
+        self.rows = RowBuffers(self.hidden_size, is_first=options.is_first, has_sections=has_sections)
+        self.has_state = bool(native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model))
+        self._tap = _Tap(source, target, self.rows) if source or target else None
         cpu_backend.take_made()
         try:
             self._context = _make_context(self._model, options, self._tap)
@@ -147,7 +173,6 @@ class LoadedStage:
         self._cpu_backend = cpu_backend.take_made()
         self._memory = native.llama_get_memory(self._context)
         self._logits: tuple[int, NDArray[np.float32]] | None = None
-        self.rows = RowBuffers(self.hidden_size, is_first=options.is_first)
 
     def close(self) -> None:
         """Frees the context and the model."""
@@ -167,9 +192,9 @@ class LoadedStage:
     def decode(self, count: int) -> int:
         """Runs one call on the first ``count`` of ``rows``; 0, or llama.cpp's code of what failed (no cell taken)."""
         if self._tap is not None:
-            self._tap.output = None
+            self._tap.begin()
         status = int(native.llama_decode(self._context, self.rows.first(count)))
-        if status == 0 and self._tap is not None and self._tap.output is None:
+        if status == 0 and self._tap is not None and not self._tap.is_done():
             return -100
         return status
 
@@ -210,6 +235,12 @@ class LoadedStage:
         """Writes saved cells to the first free cells, in order."""
         return bool(native.llama_state_seq_set_data(self._context, buffer, len(buffer), sequence) == len(buffer))
 
+    def _text(self, key: str) -> str:
+        """A text of the file's metadata; empty without it."""
+        buffer = ctypes.create_string_buffer(_TAP_TEXT_BYTES)
+        length = native.llama_model_meta_val_str(self._model, key.encode(), buffer, _TAP_TEXT_BYTES)
+        return buffer.value.decode("utf-8", "replace") if length > 0 else ""
+
     def chat_template(self) -> str | None:
         """The template in the file's metadata."""
         template = native.llama_model_chat_template(self._model, None)
@@ -217,23 +248,42 @@ class LoadedStage:
 
 
 class _Tap:
-    """Copies the last layer's output out of the graph and stops it there."""
+    """Writes the rows over the tensor ``source``, copies the tensor ``target`` out of the graph and stops it there.
 
-    def __init__(self, last_layer: int) -> None:
+    Either name may be empty. What llama.cpp makes of rows that are no tokens before its first layer (scales them, adds
+    positions, normalises) is meant for embeddings; the rows between stages replace the outcome instead.
+    """
+
+    def __init__(self, source: str, target: str, rows: RowBuffers) -> None:
         self.output: NDArray[np.float32] | None = None
-        wanted = f"l_out-{last_layer}".encode()
-        get_name = _ggml.ggml_get_name
+        self._is_written = False
+        self._source, self._target = source.encode(), target.encode()
+        wanted = tuple(name for name in (self._source, self._target) if name)
+        get_name = ggml.ggml_get_name
 
         def evaluate(tensor: int, is_asked: bool, _user_data: object) -> bool:
             if is_asked:  # a few hundred times a step: nothing may be added here
-                return get_name(tensor) == wanted  # type: ignore[no-any-return]
-            size = _ggml.ggml_nbytes(tensor)
+                return get_name(tensor) in wanted
+            size = ggml.ggml_nbytes(tensor)
+            if get_name(tensor) == self._source:
+                ggml.ggml_backend_tensor_set(tensor, rows.embeddings.ctypes.data, 0, size)
+                self._is_written = True
+                return True
             output = np.empty(size // 4, dtype=np.float32)
-            _ggml.ggml_backend_tensor_get(tensor, output.ctypes.data, 0, size)
+            ggml.ggml_backend_tensor_get(tensor, output.ctypes.data, 0, size)
             self.output = output
             return False
 
         self.callback = native.ggml_backend_sched_eval_callback(evaluate)
+
+    def begin(self) -> None:
+        """Before a call."""
+        self.output = None
+        self._is_written = False
+
+    def is_done(self) -> bool:
+        """Whether the last call met both tensors."""
+        return (not self._source or self._is_written) and (not self._target or self.output is not None)
 
 
 def _pointer(array: NDArray[Any], element: Any) -> Any:
