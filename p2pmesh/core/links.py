@@ -39,6 +39,8 @@ class LinkPolicy:
     """Per peer, counted from its last probe or passive transfer."""
     probe_gap_us: int = 128 * MICROS_PER_SECOND
     """Over all peers, in the long run: 256 KiB per gap is 2 KiB/s."""
+    probe_gap_in_crowd_us: int = 3600 * MICROS_PER_SECOND
+    """The same in a large overlay, without a burst: 73 B/s. What is placed there is timed by its transfers anyway."""
     probe_burst: int = 4
     """Probes that may follow each other at once, so that a small overlay is known soon."""
     first_probe_us: int = 5 * MICROS_PER_SECOND
@@ -97,7 +99,14 @@ class DeadlinePassed:
     is_busy: bool
 
 
-Event = RoundTripMeasured | TransferTimed | ProbeFailed | ConnectionLost | DeadlinePassed
+@dataclass(frozen=True, slots=True)
+class CrowdChanged:
+    """The overlay is large from now on, or is not any more."""
+
+    is_large: bool
+
+
+Event = CrowdChanged | RoundTripMeasured | TransferTimed | ProbeFailed | ConnectionLost | DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,9 @@ class LinksMachine:
         self._links: dict[PeerId, _Link] = {}
         self._seed = seed
         self._draws = 0
-        self._credit_us = self._policy.probe_burst * self._policy.probe_gap_us
+        self._gap_us = self._policy.probe_gap_us
+        self._most_credit_us = self._policy.probe_burst * self._policy.probe_gap_us
+        self._credit_us = self._most_credit_us
         self._credited_at: Micros = Micros(0)
         self._not_before: Micros = Micros(0)
 
@@ -185,6 +196,8 @@ class LinksMachine:
     def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
         """The effects of one event."""
         match event:
+            case CrowdChanged(is_large):
+                self._on_crowd(now, is_large=is_large)
             case RoundTripMeasured(peer, rtt_us, is_relayed):
                 self._on_round_trip(peer, rtt_us, is_relayed, now)
             case TransferTimed(peer, size_bytes, elapsed_us):
@@ -235,12 +248,25 @@ class LinksMachine:
     # --- what probes cost
 
     def _affordable_at(self) -> Micros:
-        return Micros(self._credited_at + max(0, self._policy.probe_gap_us - self._credit_us))
+        return Micros(self._credited_at + max(0, self._gap_us - self._credit_us))
 
     def _spend(self, now: Micros) -> None:
-        most = self._policy.probe_burst * self._policy.probe_gap_us
-        self._credit_us = min(most, self._credit_us + now - self._credited_at) - self._policy.probe_gap_us
+        self._settle(now)
+        self._credit_us -= self._gap_us
+
+    def _settle(self, now: Micros) -> None:
+        self._credit_us = min(self._most_credit_us, self._credit_us + now - self._credited_at)
         self._credited_at = now
+
+    def _on_crowd(self, now: Micros, *, is_large: bool) -> None:
+        policy = self._policy
+        gap_us = policy.probe_gap_in_crowd_us if is_large else policy.probe_gap_us
+        if gap_us != self._gap_us:
+            self._settle(now)
+            self._gap_us = gap_us
+            self._most_credit_us = gap_us if is_large else policy.probe_burst * gap_us
+            # What was saved at one price buys no more at the other.
+            self._credit_us = min(self._credit_us, policy.probe_gap_us)
 
     def _jittered(self, wait_us: int) -> int:
         """``wait_us``, up to a quarter more or less."""

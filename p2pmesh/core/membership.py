@@ -37,6 +37,7 @@ from p2pmesh.core.membership_events import (
     AsymmetryFound,
     ConnectionLost,
     ConnectionOpened,
+    ConnectionParted,
     DeadlinePassed,
     DownReported,
     Effect,
@@ -70,6 +71,7 @@ __all__ = [
     "AsymmetryFound",
     "ConnectionLost",
     "ConnectionOpened",
+    "ConnectionParted",
     "DeadlinePassed",
     "DownReported",
     "Effect",
@@ -276,6 +278,8 @@ class MembershipMachine(Generic[A]):
                 return self._on_opened(peer, now)
             case ConnectionLost(peer):
                 return self._on_lost(peer, now)
+            case ConnectionParted(peer):
+                return self._on_parted(peer, now)
             case DownReported(reporter, peer, incarnation):
                 return self._on_report(reporter, peer, incarnation, now)
             case LeavingHeard(peer, incarnation):
@@ -405,6 +409,13 @@ class MembershipMachine(Generic[A]):
         inquiry = inquiry or self._begin(peer, now)
         inquiry.fails_at = Micros(now + self._policy.suspect_us)
         return (PeerSuspected(peer),) if is_quiet else (PeerSuspected(peer), SendProbe(peer, inquiry.ticket))
+
+    def _on_parted(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
+        """It has just agreed to this, so it lives."""
+        member = self._members.get(peer) if self._connected.pop(peer, now) is None else None
+        if member is not None:
+            member.heard_at = now
+        return ()
 
     def _breaks_again(self, peer: PeerId, now: Micros) -> bool:
         before = self._lost.pop(peer, None)

@@ -81,6 +81,13 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionParted:
+    """The last connection to an admitted peer ended because both ends agreed that neither needs it."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeAnswered:
     """The peer itself answered; also late answers count."""
 
@@ -147,6 +154,7 @@ Event = (
     AnnouncementReceived
     | ConnectionOpened
     | ConnectionLost
+    | ConnectionParted
     | ProbeAnswered
     | ProbeUnanswered
     | IndirectAnswered

@@ -18,7 +18,7 @@ from p2pmesh.base.limits import (
     MAX_CONTROL_MESSAGE_BYTES,
 )
 from p2pmesh.base.quantities import MIB, Micros
-from p2pmesh.core import membership, shards
+from p2pmesh.core import connections, membership, shards
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.topics import Speech, Topics
 from p2pmesh.ports.clock import Clock, Entropy
@@ -51,6 +51,9 @@ _OF_THE_VIEW = (
     | membership.PeerLeft
     | membership.PeerForgotten
 )
+
+
+_GONE = (membership.MemberState.FAILED, membership.MemberState.LEFT, membership.MemberState.EXCLUDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,10 @@ class AnnouncementBoard:
         announcement = self._machine.find(peer) or self._machine.candidate(peer)
         return () if announcement is None else announcement.addresses
 
+    def is_gone(self, peer: PeerId) -> bool:
+        """Whether a peer failed, left or is kept out."""
+        return self._machine.state_of(peer) in _GONE
+
     def is_suspect(self, peer: PeerId) -> bool:
         """Whether a peer that counts may be gone."""
         return self._machine.state_of(peer) is membership.MemberState.SUSPECT
@@ -127,6 +134,16 @@ class AnnouncementBoard:
     def is_muted(self, peer: PeerId) -> bool:
         """Whether a peer reported others falsely of late."""
         return self._machine.is_muted(peer, self._ports.clock.now())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the overlay has too many peers for a connection to each."""
+        return connections.is_large(self._machine.live_count, self.topics.has_shards)
+
+    def is_near(self, peer: PeerId) -> bool:
+        """Whether a peer of the view announces where we listen."""
+        announcement = self.find(peer)
+        return announcement is not None and self._is_in_earshot(announcement)
 
     def views(self) -> tuple[membership.MemberView, ...]:
         """What is believed of each peer, by peer id; also of those that failed or left."""
@@ -285,6 +302,11 @@ class AnnouncementBoard:
 
     def _is_crowded(self, peer: PeerId, size_bytes: int) -> bool:
         return self._sealed_bytes + size_bytes - len(self._sealed.get(peer, b"")) > MAX_KNOWN_BYTES
+
+    def note_parted(self, peer: PeerId) -> None:
+        """Both ends agreed to end their connection: the peer lives, and stays in view if we hear of its end."""
+        self.tell(membership.ConnectionParted(peer))
+        self._place(peer)
 
     def note_lost(self, peer: PeerId) -> None:
         """The connection to an admitted peer broke; whether the peer is gone is found out now."""

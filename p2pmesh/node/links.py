@@ -23,9 +23,8 @@ from p2pmesh.wire.control import LinkBytes, LinkProbe
 
 SAMPLE_EVERY_S = 10.0
 PROBE_TIMEOUT_S = 20.0
-LINKS_OF_A_CROWD = 16
-"""A peer with more connections than an announcement may list tells the nearest of them only: each link costs bytes at
-every other peer."""
+LINKS_OF_A_CROWD = 8
+"""In a large overlay a peer tells the nearest of its links only: each costs bytes at every other peer."""
 
 
 class Links:
@@ -64,6 +63,8 @@ class Links:
         async with trio.open_nursery() as nursery:
             while True:
                 self._sample()
+                crowd = links.CrowdChanged(self._overlay.board.is_large)
+                self._machine.handle(crowd, self._ports.clock.now())
                 event = links.DeadlinePassed(is_busy=self._is_busy() or self._is_probing)
                 for effect in self._machine.handle(event, self._ports.clock.now()):
                     self._is_probing = True
@@ -85,7 +86,7 @@ class Links:
 
     def _shared(self) -> tuple[Link, ...]:
         estimates = self.estimates()
-        most = MAX_ANNOUNCED_LINKS if len(estimates) <= MAX_ANNOUNCED_LINKS else LINKS_OF_A_CROWD
+        most = LINKS_OF_A_CROWD if self._overlay.board.is_large else MAX_ANNOUNCED_LINKS
         return tuple(
             Link(peer_hash_of(peer), e.rtt_us, e.throughput_bytes_per_s, e.is_relayed) for peer, e in estimates[:most]
         )

@@ -15,6 +15,7 @@ from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import membership
 from p2pmesh.core.conduct import Offence
+from p2pmesh.core.connections import DEFAULT_POLICY as CONNECTION_POLICY
 from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node.announcements import Neighbours
@@ -47,8 +48,6 @@ RELAY_S = 4.0
 """As long as a helper tries; its asker waits a little longer."""
 MAX_RELAYS = 8
 MAX_PROBES_AT_ONCE = 16
-KEPT_CONNECTIONS = 16
-"""Beyond so many connections a probe of an unconnected peer only knocks: the handshake proves its life."""
 REFUSED_AGAIN_US = 30 * MICROS_PER_SECOND
 """Whoever refused us, or was refused, is not greeted again before this long."""
 MAX_FAREWELLS = 64
@@ -226,15 +225,23 @@ class Liveness:
                     self._board.tell(membership.ProbeAnswered(peer, ticket, rtt_us))
 
     async def _ask_or_knock(self, peer: PeerId) -> int:
-        """The round trip in microseconds, 0 where only the handshake proves that the peer lives."""
-        is_crowded = len(self._ports.network.connected_peers()) >= KEPT_CONNECTIONS
-        if is_crowded and not self._overlay.is_admitted(peer):
+        """The round trip in microseconds, 0 where only the handshake proves that the peer lives.
+
+        In a large overlay only some probes leave a connection behind.
+        """
+        if not self._overlay.is_admitted(peer) and self._has_enough_connections():
             await self._overlay.knock(peer)
             return 0
         await self._overlay.ensure_admitted(peer)
         started = self._ports.clock.now()
         await self._ask(peer, self._ports.entropy.random_bytes(ID_BYTES))
         return self._ports.clock.now() - started
+
+    def _has_enough_connections(self) -> bool:
+        if not self._board.is_large:
+            return False
+        admitted = [peer for peer in self._ports.network.connected_peers() if self._overlay.is_admitted(peer)]
+        return sum(self._board.is_near(peer) for peer in admitted) >= CONNECTION_POLICY.opened_below
 
     async def _ask(self, peer: PeerId, nonce: bytes) -> bytes:
         """The peer's proof; what it announces besides is learnt. Its caller bounds the time."""

@@ -16,6 +16,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.connections import Connections
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.exchanges import DriverExchanges
@@ -58,6 +59,7 @@ class Node:
         self.drivers = Drivers(ports.clock, ports.entropy, self._announce_models)
         self.links = Links(self.overlay, ports, self._is_generating)
         self.liveness = Liveness(self.overlay, ports, report)
+        self._connections = Connections(self.overlay, ports)
         self._identity_guard = IdentityGuard(self.overlay, ports, report)
         artifacts = Artifacts(self.overlay, parts.store, ports.clock, self.links.note_transfer)
         self.stages = Stages(
@@ -84,6 +86,7 @@ class Node:
             await nursery.start(self.liveness.run)
             nursery.start_soon(self._report_ready)
             nursery.start_soon(self.links.run)
+            nursery.start_soon(self._connections.run)
             nursery.start_soon(self.records.run)
             nursery.start_soon(self._identity_guard.run)
             task_status.started()

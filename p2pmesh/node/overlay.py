@@ -20,7 +20,7 @@ from p2pmesh.base.limits import (
     MAX_UNADMITTED_MESSAGE_BYTES,
     PROTOCOL_GENERATION,
 )
-from p2pmesh.core import admission
+from p2pmesh.core import admission, connections
 from p2pmesh.core.credentials import Shown
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.core.standing import Founding, Membership
@@ -91,6 +91,8 @@ class Overlay:
         self._open_exchanges: dict[type, Exchange] = {}
         self.revocations = Revocations(self.credentials, ports, self.put_out)
         self._nursery: trio.Nursery | None = None
+        self.has_parted: Callable[[PeerId], bool] = lambda peer: False
+        """Whether we and a peer whose connection is gone agreed to end it; asked once."""
 
     # --- what others here ask --------------------------------------------------
     @property
@@ -187,13 +189,16 @@ class Overlay:
         raise min(failures, key=lambda error: error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST))
 
     async def stay_joined(self) -> None:
-        """Rejoins, with back-off, whenever none of those we came in by is admitted."""
+        """Rejoins, with back-off, whenever none of those we came in by is admitted.
+
+        In a large overlay some others will do, or all would keep a connection to the founder.
+        """
         if self.is_founder:
             return
         wait_s = REJOIN_FIRST_S
         while True:
             seen = self.board.changes.count
-            if any(self.is_admitted(peer) for peer, _ in self.credentials.bootstrap()):
+            if self._is_joined():
                 wait_s = REJOIN_FIRST_S
                 await self.board.changes.wait_beyond(seen)
                 continue
@@ -203,6 +208,11 @@ class Overlay:
                 self._report("join_failed", {"code": error.code.value, "message": error.message, "retry_s": wait_s})
                 await trio.sleep(wait_s)
                 wait_s = min(2 * wait_s, REJOIN_LONGEST_S)
+
+    def _is_joined(self) -> bool:
+        if any(self.is_admitted(peer) for peer, _ in self.credentials.bootstrap()):
+            return True
+        return self.board.is_large and len(self._admission.admitted()) >= connections.DEFAULT_POLICY.near_kept
 
     async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...] = ()) -> None:
         """Connects and says hello unless both are done; raises what went wrong."""
@@ -370,8 +380,11 @@ class Overlay:
                 self._nursery.start_soon(self._disconnect, peer, code)
             case admission.Lose(peer):
                 self.credentials.forget(peer)
+                has_parted = self.has_parted(peer)
                 if self.conduct.is_banned(peer):
                     self.board.exclude(peer)
+                elif has_parted:
+                    self.board.note_parted(peer)
                 else:
                     self.board.note_lost(peer)
                 self.board.changes.mark()

@@ -28,6 +28,9 @@ SEARCH_AGAIN_S = 10.0
 PROVIDERS_MET = 4
 MEET_TIMEOUT_S = 5.0
 MAX_SEARCHES = 4
+MAX_SERVERS = 64
+SERVER_LIFE_S = 1800.0
+"""So long a server that was admitted is worth dialling again for a lookup."""
 MAX_REMEMBERED = 256
 
 
@@ -46,6 +49,9 @@ class Records:
         self._searches: dict[str, trio.Event] = {}
         self._missed: dict[str, Micros] = {}
         """Models that were searched in vain, and when."""
+        self._servers: dict[PeerId, tuple[Micros, Provider]] = {}
+        """Servers that were admitted, when last, and where they are: connections end when they are idle, and with
+        those that stand alone no lookup would leave our shard."""
 
     # --- RecordPeers -----------------------------------------------------------------
     def is_admitted(self, peer: PeerId) -> bool:
@@ -53,16 +59,27 @@ class Records:
         return self._overlay.is_admitted(peer)
 
     def record_servers(self) -> tuple[Provider, ...]:
-        """Admitted peers that say they serve records."""
-        return tuple(
-            Provider(PeerId(said.peer_id), said.addresses)
-            for said in self._overlay.admitted_announcements()
-            if said.is_dht_server
-        )
+        """Peers that say they serve records: those that are admitted now, and some that were lately."""
+        now = self._ports.clock.now()
+        for said in self._overlay.admitted_announcements():
+            self._servers.pop(PeerId(said.peer_id), None)
+            if said.is_dht_server:
+                self._servers[PeerId(said.peer_id)] = (now, Provider(PeerId(said.peer_id), said.addresses))
+        oldest = now - SERVER_LIFE_S * MICROS_PER_SECOND
+        lately = [peer for peer, (when, _) in self._servers.items() if when < now]
+        beyond = set(lately[: max(0, len(self._servers) - MAX_SERVERS)])
+        for peer in lately:
+            if peer in beyond or self._servers[peer][0] < oldest or self._overlay.board.is_gone(peer):
+                del self._servers[peer]
+        return tuple(server for _, server in self._servers.values())
 
     async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """Connects and says hello unless both are done."""
-        await self._overlay.ensure_admitted(peer, addresses)
+        """Connects and says hello unless both are done; a server that cannot be met is none any more."""
+        try:
+            await self._overlay.ensure_admitted(peer, addresses)
+        except P2PMeshError:
+            self._servers.pop(peer, None)
+            raise
 
     # --- running ---------------------------------------------------------------------
     async def run(self) -> None:

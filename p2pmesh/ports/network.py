@@ -63,6 +63,16 @@ class PeerDisconnected:
 ConnectionEvent = PeerConnected | PeerDisconnected
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionUse:
+    """What the connections to a peer are good for now."""
+
+    exchanges: int
+    """Streams of ``open_stream`` and ``serve`` that are not over."""
+    is_in_gossip_mesh: bool
+    """Whether messages of some topic are passed on to the peer."""
+
+
 class FaultKind(Enum):
     """How a peer broke a rule below any protocol of ours."""
 
@@ -144,6 +154,9 @@ class Network(Protocol):
 
     def path_of(self, peer: PeerId) -> PathKind | None:
         """The path of that connection; None without a connection."""
+
+    def use_of(self, peer: PeerId) -> ConnectionUse | None:
+        """What its connections are used for; None without one."""
 
     async def disconnect(self, peer: PeerId) -> None:
         """Closes every connection to a peer. Never raises."""

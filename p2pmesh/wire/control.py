@@ -296,6 +296,11 @@ class Farewell:
     leaving: bytes = declared(Bytes(1, MAX_LIVENESS_RECORD_BYTES))
 
 
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The sender has no use for this connection. Answered by ``Done`` if the other has none either; then it ends."""
+
+
 # --- generation --------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class MessageEntry:
@@ -390,6 +395,7 @@ KINDS: dict[str, type] = {
     "probe_request": ProbeRequest,
     "probe_report": ProbeReport,
     "farewell": Farewell,
+    "parting": Parting,
     "generate": Generate,
     "started": Started,
     "delta": Delta,

@@ -13,6 +13,7 @@ from p2pmesh.core.links import (
     PROBE_BYTES,
     UNKNOWN_ONE_WAY_US,
     ConnectionLost,
+    CrowdChanged,
     DeadlinePassed,
     LinkMatrix,
     LinkPolicy,
@@ -168,6 +169,28 @@ def test_probes_of_a_large_overlay_stay_within_two_kib_a_second() -> None:
     assert len({peer for _, peer in sent}) > 200  # nobody is left out for others' second turn
 
 
+def test_probes_in_a_crowd_cost_less_than_a_hundred_bytes_a_second() -> None:
+    made = LinksMachine(3)
+    for number in range(12):
+        made.handle(RoundTripMeasured(PeerId(f"peer-{number}"), 5, False), at(0))
+    made.handle(CrowdChanged(is_large=True), at(0))
+    sent = probes(made, 36_000)
+    assert 0 < (len(sent) - 1) * PROBE_BYTES <= 36_000 * 100
+    made.handle(CrowdChanged(is_large=False), at(36_000))
+    assert len(probes(made, 40_000)) * PROBE_BYTES > 4_000 * 1024
+
+
+def test_a_crowd_that_comes_and_goes_buys_no_probes() -> None:
+    made = LinksMachine(3)
+    for number in range(64):
+        made.handle(RoundTripMeasured(PeerId(f"peer-{number}"), 5, False), at(0))
+    count = 0
+    for second in range(1_000):
+        made.handle(CrowdChanged(is_large=second % 2 == 0), at(second))
+        count += len(made.handle(DeadlinePassed(is_busy=False), at(second)))
+    assert count <= LinkPolicy().probe_burst + 1_000 * SECOND // LinkPolicy().probe_gap_us
+
+
 def test_the_gate_lets_a_burst_in_and_then_one_per_gap() -> None:
     gate = ProbeGate(ProbeAllowance(gap_us=60 * SECOND, burst=3, per_peer_us=0))
     assert [gate.admit_probe(A, at(0), is_busy=False) for _ in range(5)] == [True, True, True, False, False]
@@ -267,6 +290,10 @@ class Links(RuleBasedStateMachine):
     def lose(self, peer: PeerId) -> None:
         self.machine.handle(ConnectionLost(peer), self.now)
         self.paths.pop(peer, None)
+
+    @rule(is_large=st.booleans())
+    def crowd(self, is_large: bool) -> None:
+        self.machine.handle(CrowdChanged(is_large), self.now)
 
     @rule(wait_us=st.integers(0, 10**9), is_busy=st.booleans())
     def wait(self, wait_us: int, is_busy: bool) -> None:

@@ -11,6 +11,7 @@ from p2pmesh.core.membership import (
     AsymmetryFound,
     ConnectionLost,
     ConnectionOpened,
+    ConnectionParted,
     DeadlinePassed,
     DownReported,
     Effect,
@@ -313,6 +314,16 @@ def test_a_connection_lost_while_a_probe_is_out_sends_no_second_one() -> None:
     assert life.tell(ConnectionLost(A)) == [PeerSuspected(A)]
     life.wait(10, (B,))
     assert [when - start for when in life.times(PeerFailed)] == [10 * S]
+
+
+def test_a_connection_that_ends_as_agreed_is_no_loss_and_shields_from_nothing() -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A))
+    life.now += 5 * S
+    assert life.tell(ConnectionParted(A), ConnectionParted(A), ConnectionLost(A), ConnectionParted(C)) == []
+    assert life.state(A) is MemberState.ALIVE
+    assert next(view.heard_at for view in life.machine.views() if view.peer == A) == 5 * S
+    assert life.tell(OutOfEarshot(A)) == [PeerForgotten(A)]
 
 
 def test_a_connection_that_breaks_again_at_once_makes_others_be_asked_and_no_probe() -> None:

@@ -10,6 +10,7 @@ from p2pmesh.core.membership import (
     AnnouncementReceived,
     ConnectionLost,
     ConnectionOpened,
+    ConnectionParted,
     DeadlinePassed,
     DownReported,
     Effect,
@@ -122,6 +123,10 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     @rule(peer=PEERS)
     def a_connection_is_lost(self, peer: PeerId) -> None:
         self.tell(ConnectionLost(peer))
+
+    @rule(peer=PEERS)
+    def a_connection_ends_as_agreed(self, peer: PeerId) -> None:
+        assert self.tell(ConnectionParted(peer)) == ()
 
     @rule(data=st.data(), delay=st.integers(0, 2 * S))
     def a_probe_is_answered(self, data: st.DataObject, delay: int) -> None:

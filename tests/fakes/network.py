@@ -17,7 +17,15 @@ from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_STREAMS_PER_PEER, RECORD_LIFE_S
-from p2pmesh.ports.network import ConnectionEvent, PathKind, PeerFault, Provider, RecordPeers, StreamServer
+from p2pmesh.ports.network import (
+    ConnectionEvent,
+    ConnectionUse,
+    PathKind,
+    PeerFault,
+    Provider,
+    RecordPeers,
+    StreamServer,
+)
 
 PIPE_BYTES = 256 * 1024
 MAX_QUEUED_MESSAGES = 256
@@ -86,6 +94,10 @@ class FakePipe:
         self._is_finished = True
         self._changes.unpark_all()
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_finished or self._failure is not None
+
     def drop(self) -> None:
         self._buffer.clear()
         self._is_finished = False
@@ -103,6 +115,8 @@ class FakeStream:
         self._remote_peer = remote_peer
         self._incoming = incoming
         self._outgoing = outgoing
+        self.is_served = False
+        """Its server has done with it."""
 
     @property
     def remote_peer(self) -> PeerId:
@@ -126,6 +140,10 @@ class FakeStream:
     async def reset(self) -> None:
         self.break_off("the stream was reset")
         self._incoming.drop()
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_served or (self._incoming.is_over and self._outgoing.is_over)
 
     def break_off(self, reason: str) -> None:
         self._incoming.break_off(reason)
@@ -173,6 +191,8 @@ class FakeNetwork:
         self.inbound_counts: dict[PeerId, int] = {}
         self.subscriptions: dict[str, list[FakeSubscription]] = {}
         self.admitted: set[PeerId] = set()
+        self.gossip_mesh: set[PeerId] = set()
+        """Peers that gossip passes over; there is no mesh here, so tests say."""
         self.banned: set[PeerId] = set()
         self.record_peers: RecordPeers | None = None
         self.is_record_server = False
@@ -220,6 +240,14 @@ class FakeNetwork:
 
     def path_of(self, peer: PeerId) -> PathKind | None:
         return self.overlay.link_of(self._peer_id, peer)[1] if peer in self.connected_peers() else None
+
+    def use_of(self, peer: PeerId) -> ConnectionUse | None:
+        if peer not in self.connected_peers():
+            return None
+        open_streams = [stream for stream in self.streams.get(peer, []) if not stream.is_over]
+        if peer in self.streams:
+            self.streams[peer] = open_streams
+        return ConnectionUse(len(open_streams), peer in self.gossip_mesh)
 
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()
@@ -379,6 +407,7 @@ class FakeOverlay:
         else:
             await stream.finish()
         finally:
+            stream.is_served = True
             if node.inbound_counts.get(stream.remote_peer):
                 node.inbound_counts[stream.remote_peer] -= 1
 

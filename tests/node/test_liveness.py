@@ -10,6 +10,8 @@ from trio.testing import MockClock
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL
+from p2pmesh.core import connections
+from p2pmesh.core.connections import ConnectionPolicy
 from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node import liveness
 from p2pmesh.node.channels import MessageStream
@@ -406,10 +408,12 @@ async def test_an_answer_brings_news_to_who_knows_less(autojump_clock: MockClock
             assert bool(answer.announcement) is is_news
 
 
-async def test_a_node_with_many_connections_only_knocks(
+async def test_a_node_of_a_large_overlay_with_enough_connections_only_knocks(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "KEPT_CONNECTIONS", 1)
+    monkeypatch.setattr(connections, "is_large", lambda live, has_shards: True)
+    monkeypatch.setattr(connections, "choose_idle", lambda standing: ())
+    monkeypatch.setattr(liveness, "CONNECTION_POLICY", ConnectionPolicy(opened_below=1))
     async with open_mesh() as mesh:
         nodes = await crowd(mesh, "a", "b", "c")
         await trio.sleep(300)

@@ -9,12 +9,13 @@ import trio
 from trio.testing import MockClock
 
 from p2pmesh.adapters.p2p.host import open_network
-from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.shards import Effect, Event, ShardMachine
 from p2pmesh.node import topics
 from p2pmesh.node.announcements import AnnouncementBoard
 from p2pmesh.wire.announcement import ServedModel
+from p2pmesh.wire.control import Done, Parting
 from p2pmesh.wire.records import artifact_key, model_key
 from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, expected, open_mesh
@@ -159,6 +160,26 @@ async def test_who_was_dialled_serves_records_and_says_so(autojump_clock: MockCl
         await wait_until(founder, lambda: founder.network.is_record_server)
         assert not member.network.is_record_server
         await wait_until(member, lambda: [p.peer for p in member.node.records.record_servers()] == [founder.peer])
+
+
+async def test_a_server_is_remembered_when_its_idle_connection_has_ended_until_it_cannot_be_met(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        servers = member.node.records.record_servers
+        await wait_until(member, lambda: [server.peer for server in servers()] == [founder.peer])
+        stream = await founder.node.overlay.open_exchange(member.peer, Parting())
+        await stream.expect(Done, 5)
+        mesh.overlay.cut(founder.peer, member.peer)
+        await trio.sleep(0.1)
+        assert not member.node.overlay.is_admitted(founder.peer)
+        assert [(server.peer, bool(server.addresses)) for server in servers()] == [(founder.peer, True)]
+        await mesh.kill(founder)
+        with pytest.raises(P2PMeshError):
+            await member.node.records.ensure_admitted(founder.peer, ())
+        assert servers() == ()
 
 
 async def test_the_announcement_tells_lanes_speed_files_and_wishes(autojump_clock: MockClock) -> None:

@@ -55,8 +55,8 @@ CLOSEST_PEERS = 8
 ASKED_AT_ONCE = 3
 MEET_TIMEOUT_S = 5.0
 MET_AT_ONCE = 4
-MAX_MET_CONNECTIONS = 192
-"""With more connections, lookups go over the peers that are connected."""
+MAX_MET_CONNECTIONS = 64
+"""With more connections, lookups go over the peers that are connected; the node ends those that are idle."""
 STREAM_TIMEOUT_S = 10.0
 STREAMS_PER_PEER = 2
 CLEAN_UP_INTERVAL_S = 30.0

@@ -63,10 +63,15 @@ class TopicSubscription:
 class Gossip:
     """Gossipsub of one host."""
 
-    def __init__(self, pubsub: HardenedPubsub, nursery: trio.Nursery) -> None:
+    def __init__(self, pubsub: HardenedPubsub, router: HardenedGossipSub, nursery: trio.Nursery) -> None:
         self._pubsub = pubsub
+        self._router = router
         self._nursery = nursery
         self._own_id = pubsub.host.get_id()
+
+    def is_in_mesh(self, peer: ID) -> bool:
+        """Whether messages of any topic that we joined go straight to a peer."""
+        return any(peer in peers for peers in self._router.mesh.values())
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Signs and gossips ``data``; ``LocalProtocolError(MESSAGE_TOO_LARGE)``."""
@@ -137,7 +142,7 @@ async def open_gossip(host: IHost) -> AsyncIterator[Gossip]:
     try:
         async with background_trio_service(pubsub), background_trio_service(router), trio.open_nursery() as nursery:
             await pubsub.wait_until_ready()
-            yield Gossip(pubsub, nursery)
+            yield Gossip(pubsub, router, nursery)
             nursery.cancel_scope.cancel()
     finally:
         pubsub.seen_messages.stop()

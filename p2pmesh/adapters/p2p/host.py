@@ -46,6 +46,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavai
 from p2pmesh.base.ids import PeerId
 from p2pmesh.ports.network import (
     ConnectionEvent,
+    ConnectionUse,
     PathKind,
     PeerFault,
     Provider,
@@ -194,6 +195,15 @@ class Libp2pNetwork:
             return None
         is_relayed = connection.get_connection_type() is ConnectionType.RELAYED
         return PathKind.RELAYED if is_relayed else PathKind.DIRECT
+
+    def use_of(self, peer: PeerId) -> ConnectionUse | None:
+        """Exchanges that are open, and whether the peer is in a gossip mesh."""
+        target = libp2p_id(peer)
+        muxed = [connection.muxed_conn for connection in self._swarm.get_connections(target)]
+        standing = [one for one in muxed if isinstance(one, YamuxConnection) and not one.is_closed]
+        if not standing:
+            return None
+        return ConnectionUse(sum(one.exchange_count for one in standing), self._gossip.is_in_mesh(target))
 
     def _connection(self, target: ID) -> YamuxConnection | None:
         return self._swarm.newest_connection(target)

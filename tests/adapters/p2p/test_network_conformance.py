@@ -11,7 +11,16 @@ from p2pmesh.adapters.p2p.host import open_network
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_STREAMS_PER_PEER
-from p2pmesh.ports.network import ByteStream, Network, PathKind, PeerConnected, PeerDisconnected, Provider, Subscription
+from p2pmesh.ports.network import (
+    ByteStream,
+    ConnectionUse,
+    Network,
+    PathKind,
+    PeerConnected,
+    PeerDisconnected,
+    Provider,
+    Subscription,
+)
 from tests.fakes.identity import fake_identity
 from tests.fakes.network import FakeNetwork, FakeOverlay
 
@@ -89,6 +98,22 @@ async def test_both_ends_hear_of_a_connection(open_nodes: OpenNodes) -> None:
             assert await b.connection_event() == PeerConnected(a.peer_id, is_inbound=True)
         assert a.connected_peers() == {b.peer_id}
         assert b.connected_peers() == {a.peer_id}
+
+
+async def test_the_use_of_a_connection_is_the_exchanges_that_are_open_on_it(open_nodes: OpenNodes) -> None:
+    async with open_nodes(2) as (a, b):
+        b.serve(ECHO, echo)
+        with deadline():
+            assert a.use_of(b.peer_id) is None
+            await connect(a, b)
+            stream = await a.open_stream(b.peer_id, ECHO, DEADLINE_S)
+            assert await ask(stream, b"x") == b"x"
+            for network, other in ((a, b), (b, a)):
+                use = network.use_of(other.peer_id)
+                assert use is not None
+                assert use.exchanges == 1
+            await stream.reset()
+            assert a.use_of(b.peer_id) == ConnectionUse(0, is_in_gossip_mesh=False)
 
 
 async def test_addresses_name_their_peer(open_nodes: OpenNodes) -> None:

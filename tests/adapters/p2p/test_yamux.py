@@ -409,7 +409,7 @@ async def answer_pings(channel: ScriptedChannel, count: int) -> list[int]:
     began, times = trio.current_time(), []
     while len(times) < count:
         await trio.sleep(0.05)
-        while b"" != (sent := bytes(channel.submitted[:HEADER_BYTES])):
+        while (sent := bytes(channel.submitted[:HEADER_BYTES])) != b"":
             del channel.submitted[:HEADER_BYTES]
             _, kind, flags, _, number = struct.unpack("!BBHII", sent)
             if (kind, flags) == (PING, SYN):
