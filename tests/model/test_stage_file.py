@@ -136,7 +136,7 @@ def test_the_bytes_are_fixed() -> None:
     tensors = [zero_tensor("token_embd.weight", (4, 2)), zero_tensor("output_norm.weight", (4,))]
     model = encode_gguf(keys, [*tensors, *(zero_tensor(f"blk.{n}.a", (4,)) for n in range(3))])
     digests = [hashlib.sha256(stage_of(model, n, n + 1)).hexdigest()[:16] for n in range(3)]
-    assert digests == 
+    assert digests == ["43c76e1dc784acff", "771ef9d03291e52d", "11cb978c01cbb983"]
 
 
 def test_alignment_of_the_model_is_kept() -> None:
