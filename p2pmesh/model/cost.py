@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import MIB
-from p2pmesh.model.families import INPUT_TENSORS, OUTPUT_TENSORS, window_pattern
+from p2pmesh.model.families import window_pattern
+from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor, padded
 from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, layer_states
 from p2pmesh.model.stage_file import EMPTY_VOCABULARY_TOKENS

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.model.families import INPUT_TENSORS, OUTPUT_TENSORS
+from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS
 from p2pmesh.model.gguf import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,

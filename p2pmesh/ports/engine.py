@@ -35,6 +35,7 @@ class EngineFacts:
 
     ``exact_width`` is R: decode calls of 2 to R rows give the very bits of rows one at a time. ``fingerprint`` names
     all that the bits depend on (build, backend, CPU features, threads, KV type); equal fingerprints, equal bits.
+    ``kv_bytes`` is what keys, values and states take, of all sequences together.
     """
 
     hidden_size: int

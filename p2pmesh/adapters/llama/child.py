@@ -27,8 +27,8 @@ from p2pmesh.wire.engine import EngineKind, decode_fields, encode_message, frame
 from p2pmesh.wire.stage import LENGTH_BYTES, FrameKind, StageFrame, WireDtype, decode_frame, encode_frame, error_frame
 
 _NUMERICS = "p2pmesh-numerics-1"
-_KV_SIZE = re.compile(r"llama_kv_cache\w*: +size = +([0-9.]+) MiB")
-"""The total of one cache; each of its buffers has a line of its own besides."""
+_CACHE_SIZE = re.compile(r"llama_(?:kv_cache|memory_recurrent)\w*: +size = +([0-9.]+) MiB")
+"""The total of one cache, of cells or of states; each of its buffers has a line of its own besides."""
 _EXIT_FAILED = 3
 
 
@@ -113,7 +113,7 @@ class LoadedEngine:
             "hidden_size": stage.hidden_size,
             "exact_width": widths.exact_width,
             "fingerprint": self._fingerprint,
-            "kv_bytes": _kv_bytes(),
+            "kv_bytes": cache_bytes(),
             "vocabulary_size": stage.vocabulary_size,
             "beginning_token": self._vocabulary.beginning_token(),
             "end_tokens": self._vocabulary.end_tokens(),
@@ -182,9 +182,9 @@ def fingerprint(threads: int, use_extra_buffers: bool, gpu_layers: int) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _kv_bytes() -> int:
-    """Size of the caches just made, by llama.cpp's own log lines; it has no call that tells."""
-    sizes = [float(match[1]) for line in native_log.lines() if (match := _KV_SIZE.search(line))]
+def cache_bytes() -> int:
+    """Size of the caches of cells and states just made, by llama.cpp's own log lines; it has no call that tells."""
+    sizes = [float(match[1]) for line in native_log.lines() if (match := _CACHE_SIZE.search(line))]
     return round(sum(sizes) * 1024 * 1024)
 
 

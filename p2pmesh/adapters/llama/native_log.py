@@ -31,6 +31,11 @@ def capture() -> None:
     native.llama_log_set(_callback, ctypes.c_void_p(0))
 
 
+def forget() -> None:
+    """Drops what was kept; what follows is of the next load alone."""
+    _lines.clear()
+
+
 def lines() -> tuple[str, ...]:
     """The last lines, oldest first."""
     return tuple(_lines)
