@@ -3,7 +3,7 @@
 A newcomer asks a peer that it can dial, takes the depth of the shards from what it is handed, looks members of its
 shard up in the DHT, connects to some of them and is handed what they know of the shard. A peer that goes deeper or up
 looks for members of its new shard in the same way. Connections pass the admission machines of both ends; passes are
-always valid here. A crash is noticed on a connection ``DETECT_US`` later.
+always valid here. A process that is killed resets its connections; that a machine is gone is noticed by pings.
 """
 
 from functools import partial
@@ -23,8 +23,9 @@ from p2pmesh.sim.traffic import (
     FRAMING_BYTES,
     HANDED_ANNOUNCEMENTS,
     IDENTIFY_BYTES,
-    KEEPALIVE_BYTES_PER_S,
     PASS_BYTES,
+    PING_BYTES,
+    PING_INTERVAL_S,
     STREAM_BYTES,
     Cause,
     measure_sizes,
@@ -32,8 +33,11 @@ from p2pmesh.sim.traffic import (
 from p2pmesh.wire.announcement import life_ms
 
 DETECT_US = 6 * SECOND_US
-NEIGHBOURS = 4
-"""Connections that a peer opens and keeps within its shards; about as many are opened to it."""
+"""Three pings in a row that nobody answers; the first comes up to an idle connection's interval after the end."""
+RESET_US = SECOND_US
+"""A process that is killed leaves a machine that closes its connections at once."""
+NEIGHBOURS = 8
+"""Connections within its shards below which a peer opens more; with those that others open it has about ten."""
 MAX_CONNECTIONS = 32
 RELAYS = 2
 RELAY_DRAWS = 12
@@ -178,7 +182,7 @@ class Arrivals:
         self._world.after(self._world.finding.lookup_us(member), partial(self.connect_neighbours, member))
 
     def _look_for_neighbours(self, member: Member) -> None:
-        self._world.finding.pay_lookup(member)
+        self._world.finding.pay_lookup(member, Cause.SEARCHES)
 
     # --- connections ----------------------------------------------------------------
     def connect_neighbours(self, member: Member) -> None:
@@ -261,7 +265,7 @@ class Arrivals:
         if number not in member.connections:
             return
         del member.connections[number]
-        self._pay_keepalive(member, member.connected_since.pop(number))
+        self._pay_pings(member, member.connected_since.pop(number))
         if not member.is_up:
             return
         peer_id = self._world.traits[number].peer_id
@@ -269,14 +273,15 @@ class Arrivals:
         member.admission.handle(admission.Disconnected(peer_id), Micros(self._world.now_us))
         self._world.tell(member, ConnectionLost(peer_id))
 
-    def _pay_keepalive(self, member: Member, since_us: int) -> None:
-        kept_bytes = (self._world.now_us - since_us) // SECOND_US * KEEPALIVE_BYTES_PER_S
-        self._world.ledger.alone(member.number, Cause.KEEPALIVE, kept_bytes, kept_bytes)
+    def _pay_pings(self, member: Member, since_us: int) -> None:
+        pings = (self._world.now_us - since_us) // (PING_INTERVAL_S * SECOND_US)
+        size_bytes = 2 * pings * PING_BYTES  # our own, and the answer to the other's
+        self._world.ledger.alone(member.number, Cause.PINGS, size_bytes, size_bytes)
 
-    def settle_keepalive(self, member: Member) -> None:
+    def settle_pings(self, member: Member) -> None:
         """Charges the connections that still stand."""
         for since_us in member.connected_since.values():
-            self._pay_keepalive(member, since_us)
+            self._pay_pings(member, since_us)
 
     # --- ends -------------------------------------------------------------------------
     def crash(self, number: int) -> None:
@@ -306,7 +311,9 @@ class Arrivals:
             self._disconnect(member, other_number)
             other = world.members[other_number]
             if other is not None:
-                delay_us = (0 if is_leaving else DETECT_US) + self._draws.below(2 * SECOND_US)
+                is_silent = member.traits.is_silent_when_dead and not is_leaving
+                quiet_us = DETECT_US + self._draws.below(PING_INTERVAL_S * SECOND_US) if is_silent else 0
+                delay_us = quiet_us + self._draws.below(RESET_US)
                 world.after(delay_us, partial(self._notice, other, number))
 
     def _notice(self, member: Member, number: int) -> None:

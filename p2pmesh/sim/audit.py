@@ -201,7 +201,7 @@ class Audit:
         world = self._world
         for member in world.live:
             member.traits.up_us += world.now_us - member.started_us
-            world.arrivals.settle_keepalive(member)
+            world.arrivals.settle_pings(member)
 
     def _violate(self, text: str) -> None:
         if len(self.violations) < MAX_VIOLATIONS:

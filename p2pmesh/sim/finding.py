@@ -70,14 +70,14 @@ class Finding:
                 total_us += STALE_US
         return total_us
 
-    def pay_lookup(self, member: Member) -> None:
+    def pay_lookup(self, member: Member, cause: Cause) -> None:
         """The bytes of a query."""
         world = self._world
         requests = world.directory.rounds() * PARALLEL
         sent, received = DHT_REQUEST_BYTES + CONNECTION_BYTES, DHT_RESPONSE_BYTES + CONNECTION_BYTES
         for _ in range(requests):
             server = world.arrivals.pick_live(self._draws)
-            world.ledger.exchange(member.number, server.number, Cause.DIRECTORY, sent, received)
+            world.ledger.exchange(member.number, server.number, cause, sent, received)
 
     def stand(self, member: Member) -> None:
         """It has run for long: its records lie there, to be told again at moments of their own."""
@@ -101,7 +101,7 @@ class Finding:
 
     def _keep_up(self, member: Member) -> None:
         if member.is_up:
-            self.pay_lookup(member)
+            self.pay_lookup(member, Cause.UPKEEP)
             self._world.after(UPKEEP_US, partial(self._keep_up, member))
 
     # --- the machine that says when ----------------------------------------------------
@@ -111,7 +111,7 @@ class Finding:
         self._world.events += 1
         for effect in member.records.handle(event, Micros(self._world.now_us)):
             if isinstance(effect, Provide):
-                self.pay_lookup(member)
+                self.pay_lookup(member, Cause.RECORDS)
                 self._world.after(self.lookup_us(member), partial(self._store, member, effect.key))
         due = member.records.deadline()
         if due is not None and due < member.records_wake_us:
@@ -131,7 +131,7 @@ class Finding:
         world.fold.line.extend(holders)
         for holder in holders:
             world.ledger.exchange(
-                member.number, holder, Cause.DIRECTORY, DHT_REQUEST_BYTES + CONNECTION_BYTES, CONNECTION_BYTES
+                member.number, holder, Cause.RECORDS, DHT_REQUEST_BYTES + CONNECTION_BYTES, CONNECTION_BYTES
             )
         self._tell_records(member, records.Told(key, len(holders)))
 
@@ -172,7 +172,7 @@ class Finding:
         if any(search.model in said.models for said in seeker.machine.announcements()):
             search.found_us.append(world.now_us - search.at_us)
             return
-        self.pay_lookup(seeker)
+        self.pay_lookup(seeker, Cause.SEARCHES)
         world.after(self.lookup_us(seeker), partial(self._conclude, search, seeker))
 
     def _conclude(self, search: Search, seeker: Member) -> None:

@@ -16,7 +16,7 @@ from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.member import Member, Said, lives_us
 from p2pmesh.sim.scenario import SECOND_US
 from p2pmesh.sim.surroundings import Surroundings
-from p2pmesh.sim.traffic import REPORT_BYTES, measure_sizes
+from p2pmesh.sim.traffic import REPORT_BYTES, Cause, measure_sizes
 from p2pmesh.wire.announcement import life_ms
 
 HOP_US = 20_000
@@ -40,6 +40,11 @@ class News:
         self.said = said
         self.event = event
         self.size_bytes = size_bytes
+
+    @property
+    def cause(self) -> Cause:
+        """What its bytes are spent on."""
+        return Cause.NOTES if self.said is None else Cause.ANNOUNCEMENTS
 
 
 class Gossip:
@@ -147,6 +152,7 @@ class Gossip:
         size_bytes = self._sizes.gossiped(size_bytes)
         news = News(publisher, hearers, said, event, size_bytes)
         world.ledger.gossip[world.traits[publisher.number].host] += size_bytes
+        world.ledger.pass_on(news.cause, size_bytes)
         delay_us, place, width = 0, 0, DEGREE
         while place < len(hearers):
             delay_us += HOP_US + world.regions.one_way_us(publisher.number, hearers[place].number)
@@ -169,9 +175,9 @@ class Gossip:
         append = line.append
         line.extend((now, publisher.number, said.sequence if said is not None else 0))
         until_drop = self._until_drop
+        hearers = [hearer for hearer in hearers if hearer.is_up and hearer is not publisher]
+        world.ledger.pass_on(news.cause, len(hearers) * size_bytes)
         for member in hearers:
-            if not member.is_up or member is publisher:
-                continue
             number = member.number
             bytes_of[number] += size_bytes
             if until_drop <= 0:

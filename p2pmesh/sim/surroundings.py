@@ -13,7 +13,7 @@ from p2pmesh.sim.member import Member, Traits
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.recorder import Recorder
 from p2pmesh.sim.regions import Regions
-from p2pmesh.sim.traffic import TrafficLedger
+from p2pmesh.sim.traffic import Cause, TrafficLedger
 
 
 class GossipPart(Protocol):
@@ -44,7 +44,7 @@ class ArrivalsPart(Protocol):
     def pick_live(self, draws: Draws) -> Member:
         """Any peer that runs."""
 
-    def settle_keepalive(self, member: Member) -> None:
+    def settle_pings(self, member: Member) -> None:
         """Charges the connections that still stand."""
 
 
@@ -54,7 +54,7 @@ class FindingPart(Protocol):
     def lookup_us(self, member: Member) -> int:
         """How long a query takes."""
 
-    def pay_lookup(self, member: Member) -> None:
+    def pay_lookup(self, member: Member, cause: Cause) -> None:
         """The bytes of a query."""
 
     def publish_own(self, member: Member) -> None:

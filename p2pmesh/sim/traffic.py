@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 
-from p2pmesh.wire.announcement import Announcement, HeldModel, Link, ServedModel, encode_announcement
+from p2pmesh.wire.announcement import Announcement, HeldModel, Link, ServedModel, encode_announcement, peer_hash_of
 
 FRAMING_BYTES = 12 + 18 + 3
 """One message on a stream: yamux header, noise length and tag, length prefix."""
@@ -28,10 +28,11 @@ GOSSIP_COPIES_PER_MILLE = 2700
 ADVERTISING_BYTES = 3 * (FRAMING_BYTES + 80 + 48)
 """A message id goes to one peer outside of the gossip mesh in each of three heartbeats: of about eight connections in a
 topic few stay outside."""
-KEEPALIVE_BYTES_PER_S = 30
-"""Per connection and direction: a ping of 30 bytes and the answer to the other's, each two seconds."""
-LINKS_ANNOUNCED = 8
-"""One for each connection that is kept."""
+PING_INTERVAL_S = 10
+"""On a connection without work."""
+PING_BYTES = 30
+LINKS_ANNOUNCED = 10
+"""One for each connection, about."""
 PASS_BYTES = 420
 """A pass chain of two with its envelope."""
 REPORT_BYTES = 330
@@ -48,11 +49,17 @@ HANDED_ANNOUNCEMENTS = 64
 class Cause(IntEnum):
     """What bytes were spent on."""
 
-    GOSSIP = 0
-    PROBES = 1
-    KEEPALIVE = 2
-    JOINING = 3
-    DIRECTORY = 4
+    ANNOUNCEMENTS = 0
+    NOTES = 1
+    """Reports and farewells."""
+    PROBES = 2
+    PINGS = 3
+    JOINING = 4
+    UPKEEP = 5
+    """Servers of the DHT looking their neighbourhood up."""
+    RECORDS = 6
+    SEARCHES = 7
+    """Of models, and of neighbours by those that start or move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,7 @@ def _announcement_bytes(models: int) -> int:
         (served,) * models, issued_unix_ms=now_ms, interval_ms=624_000, shard_depth=6, is_dht_server=True,
         engine="llama.cpp cpu", lanes=4, lanes_free=3, decode_tokens_per_s_milli=15_000,
         on_disk=(HeldModel(served.name, served.digest),) * models,
-        links=(Link(peer_id, 45_000, 2**24, False),) * LINKS_ANNOUNCED,
+        links=(Link(peer_hash_of(peer_id), 45_000, 2**24, False),) * LINKS_ANNOUNCED,
     )  # fmt: skip
     return len(encode_announcement(announcement, b"0" * 32, lambda _: b"0" * 64))
 
@@ -91,7 +98,7 @@ class TrafficLedger:
 
     def __init__(self) -> None:
         self.gossip = array("q")
-        """In and out alike, by peer."""
+        """In and out alike, by peer; ``pass_on`` says what for."""
         self.sent = array("q")
         self.received = array("q")
         self._by_cause = [0] * len(Cause)
@@ -115,6 +122,10 @@ class TrafficLedger:
         self.received[number] += received
         self._by_cause[cause] += sent + received
 
+    def pass_on(self, cause: Cause, total_bytes: int) -> None:
+        """Gossip of a cause: so many bytes came in over all peers, and as many went out."""
+        self._by_cause[cause] += 2 * total_bytes
+
     def forget(self) -> None:
         """All counters back to nothing: what stood at the start was paid before it."""
         for column in (self.gossip, self.sent, self.received):
@@ -128,6 +139,4 @@ class TrafficLedger:
 
     def by_cause(self) -> dict[str, int]:
         """In and out together, over all peers."""
-        totals = list(self._by_cause)
-        totals[Cause.GOSSIP] += 2 * sum(self.gossip)
-        return {cause.name.lower(): totals[cause] for cause in Cause}
+        return {cause.name.lower(): self._by_cause[cause] for cause in Cause}

@@ -73,10 +73,12 @@ def test_bytes_go_to_both_ends_and_to_their_cause() -> None:
     for _ in range(3):
         ledger.add_peer()
     ledger.exchange(0, 1, Cause.PROBES, 10, 3)
-    ledger.alone(2, Cause.DIRECTORY, 5, 0)
+    ledger.alone(2, Cause.UPKEEP, 5, 0)
     ledger.gossip[1] += 100
+    ledger.pass_on(Cause.NOTES, 100)
     assert [ledger.totals(number) for number in range(3)] == [(10, 3), (103, 110), (5, 0)]
-    assert ledger.by_cause() == {"gossip": 200, "probes": 26, "keepalive": 0, "joining": 0, "directory": 5}
+    spent = {"notes": 200, "probes": 26, "upkeep": 5}
+    assert {cause: count for cause, count in ledger.by_cause().items() if count} == spent
     ledger.forget()
     assert sum(ledger.by_cause().values()) == 0
 
