@@ -18,7 +18,7 @@ from p2pmesh.base.limits import (
     MAX_CONTROL_MESSAGE_BYTES,
 )
 from p2pmesh.base.quantities import MIB, Micros
-from p2pmesh.core import connections, membership, shards
+from p2pmesh.core import connections, hosts, membership, shards
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.topics import Speech, Topics
 from p2pmesh.ports.clock import Clock, Entropy
@@ -89,6 +89,7 @@ class AnnouncementBoard:
             int.from_bytes(ports.entropy.random_bytes(8), "big"),
             is_change=_says_something_new,
         )
+        self._hosts = hosts.HostBound()
         self._sealed: dict[PeerId, bytes] = {}
         self._sealed_bytes = 0
         speech = Speech(self.seal_own, self._check_gossip, self.learn)
@@ -265,8 +266,8 @@ class AnnouncementBoard:
     def learn(self, data: bytes, *, is_admitted: bool = False) -> None:
         """Takes a record in if it is valid and fresh; a bad one from a third peer is nobody's failure here.
 
-        What only gossip tells has a bound in bytes: anyone inside can make up peers. A peer that is admitted always
-        finds a place in the view.
+        What only gossip tells has a bound in bytes and in peers of one host: anyone inside can make up peers. A peer
+        that is admitted always finds a place in the view.
         """
         announcement = self._decode_or_none(data)
         if announcement is not None:
@@ -291,12 +292,14 @@ class AnnouncementBoard:
     def _take(self, announcement: Announcement, data: bytes, *, is_admitted: bool) -> None:
         peer = PeerId(announcement.peer_id)
         self.on_heard(announcement, data)
-        if not is_admitted and self._is_crowded(peer, len(data)):
+        found = hosts.hosts_of(announcement.addresses)
+        if not is_admitted and (self._is_crowded(peer, len(data)) or not self._hosts.admits(peer, found)):
             return
         if is_admitted:
             self.tell(membership.ConnectionOpened(peer))
         self.tell(membership.AnnouncementReceived(announcement, self._lives_ms(announcement) * 1000))
         if self.find(peer) is announcement:
+            self._hosts.note(peer, found)
             self._sealed_bytes += len(data) - len(self._sealed.get(peer, b""))
             self._sealed[peer] = data
 
@@ -335,6 +338,7 @@ class AnnouncementBoard:
         for effect in self._machine.handle(event, self._ports.clock.now()):
             if isinstance(effect, membership.PeerForgotten | membership.PeerFailed | membership.PeerLeft):
                 self._sealed_bytes -= len(self._sealed.pop(effect.peer, b""))
+                self._hosts.forget(effect.peer)
                 self.topics.note_gone(effect.peer)
             if isinstance(effect, membership.PeerJoined | membership.PeerChanged | membership.PeerRecovered):
                 self._place(effect.peer)

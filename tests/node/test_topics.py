@@ -235,6 +235,25 @@ async def test_whoever_goes_deeper_is_forgotten_by_those_that_stay(autojump_cloc
     await run_stage(test)
 
 
+async def test_made_up_peers_of_one_host_do_not_fill_a_view(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        stage.crowd(70)
+        at = ("/ip4/203.0.114.7/tcp/4001", "/ip4/192.168.1.2/tcp/4001")
+        made_up = [fake_identity(f"made up {n}") for n in range(40)]
+        for one in made_up:
+            stage.board.learn(sealed(one, addresses=at))
+        assert len(stage.board.others()) == 70 + 8
+        for one in made_up:
+            stage.board.learn(sealed(one, addresses=at, sequence=2))
+        assert len(stage.board.others()) == 70 + 8
+        late = made_up[-1]
+        assert stage.board.find(late.peer_id) is None
+        stage.board.learn(sealed(late, addresses=at, sequence=3), is_admitted=True)
+        assert stage.board.find(late.peer_id) is not None
+
+    await run_stage(test)
+
+
 async def test_a_newcomer_is_handed_nobody_who_may_be_gone(autojump_clock: MockClock) -> None:
     async def test(stage: Stage) -> None:
         lost, *sound = stage.crowd(4)
