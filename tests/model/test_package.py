@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pmesh.adapters.package_files import check_signature
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.package import (
     ABI_VERSION,
@@ -30,6 +31,8 @@ from p2pmesh.model.package import (
     signed_digest,
 )
 from p2pmesh.model.package_layout import artifact_of_tensor, artifacts_of_range
+from tests.wire import vectors
+from tests.wire.keys import verify
 
 DIGEST = "ab" * 32
 FIELDS = describe_contents(
@@ -119,3 +122,33 @@ def test_every_tensor_has_one_place() -> None:
     assert artifact_of_tensor("output.weight", 4) == OUTPUT_PATH
     assert artifact_of_tensor("output_norm.weight", 4) == METADATA_PATH
     assert artifact_of_tensor("rope_freqs.weight", 4) == METADATA_PATH
+
+
+DOCUMENT = vectors.load("layer_packages")
+
+
+def cases(group: str) -> Any:
+    return pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in DOCUMENT[group]])
+
+
+@cases("valid")
+def test_a_valid_manifest_has_its_id_and_its_owner(case: dict[str, Any]) -> None:
+    manifest = read_manifest(case["manifest"].encode())
+    assert isinstance(manifest, PackageManifest)
+    assert check_manifest(manifest) == ()
+    assert (manifest.package_id, signed_digest(manifest.raw)) == (case["package_id"], case["signed_digest"])
+    assert check_signature(manifest, verify) == (case["owner_id"], ())
+
+
+@cases("invalid")
+def test_an_invalid_manifest_breaks_its_rule(case: dict[str, Any]) -> None:
+    manifest = read_manifest(case["manifest"].encode())
+    if isinstance(manifest, Violation):
+        assert manifest.code.value == case["violation"]
+        return
+    found = (*check_manifest(manifest), *check_signature(manifest, verify)[1])
+    assert case["violation"] in {violation.code.value for violation in found}
+
+
+def test_there_are_more_invalid_vectors_than_valid_ones() -> None:
+    assert len(DOCUMENT["invalid"]) > len(DOCUMENT["valid"])

@@ -19,6 +19,7 @@ from p2pmesh.wire.signed import seal
 from tests.wire import liveness_vectors, vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour
 from tests.wire.ownership_vectors import ownership_claims
+from tests.wire.package_vectors import layer_packages
 
 ISSUED_MS = 1_780_000_000_000
 REQUEST_ID = bytes(range(16))
@@ -930,6 +931,7 @@ def main() -> None:
     write("announcements", announcements())
     write("activations", activations())
     write("ownership_claims", ownership_claims())
+    write("layer_packages", layer_packages())
     write("life_proofs", liveness_vectors.proofs())
     write("liveness_notes", liveness_vectors.notes())
 
