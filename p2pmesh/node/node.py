@@ -108,10 +108,11 @@ class Node:
     async def drain(self, timeout_s: float) -> None:
         """Takes no new request and waits, at most ``timeout_s``, for those that run through a stage here."""
         self._is_draining = True
-        await self.liveness.leave()
-        with trio.move_on_after(timeout_s):
-            await self.drivers.wait_idle()
-            await self.table.wait_idle()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.liveness.leave)
+            with trio.move_on_after(timeout_s):
+                await self.drivers.wait_idle()
+                await self.table.wait_idle()
 
     async def _report_ready(self) -> None:
         """Tells which models can be routed, whenever that changes."""
