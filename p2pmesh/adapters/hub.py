@@ -198,6 +198,7 @@ class Hub:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,  # Ctrl-C on a terminal is for the node, which drains
                 env=_environment(settings),
             )
             try:

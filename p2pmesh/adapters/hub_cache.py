@@ -66,11 +66,15 @@ class HubRecord:
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """A complete model of the cache; ``source`` is its repository at its commit."""
+    """A complete model of the cache; ``source`` is its repository at its commit.
+
+    ``digests`` are those that the hub told, one per file; none is known of a model in the hub's own tools' cache.
+    """
 
     name: str
     paths: tuple[Path, ...]
     source: str
+    digests: tuple[Digest | None, ...] = ()
     is_shared: bool = False
     """Of another program's cache: read, never removed."""
 
@@ -135,6 +139,13 @@ class HubCache:
         records = self._records_of(wanted.repository)
         return next((record for record in records if revision in (record.commit, *record.revisions)), None)
 
+    def superseded(self) -> tuple[Path, ...]:
+        """Files of commits that no revision means any more: a branch has moved on, and a newer one was fetched."""
+        folders = [
+            self.folder_of(record.repository, record.commit) for record in self.records() if not record.revisions
+        ]
+        return tuple(path for folder in folders for path in sorted(folder.glob("**/*")) if path.is_file())
+
     # --- models
 
     def find(self, wanted: HubReference) -> FetchedModel | None:
@@ -145,16 +156,22 @@ class HubCache:
                 chosen = choose_model((file.path for file in record.files), wanted)
                 paths = tuple(self.path_of(record, name) for name in chosen.files)
                 if all(files.stamp_of(path) for path in paths):
-                    return FetchedModel(_last(chosen.name), paths, record.source)
+                    return _fetched(record, self.folder_of(record.repository, record.commit), chosen)
         return self._find_shared(wanted)
 
     def models(self) -> tuple[FetchedModel, ...]:
-        """Every complete model under ``root``, sorted by repository, commit and name."""
+        """Every complete model under ``root``, by repository, the commit that was asked for last first, and name."""
         found: list[FetchedModel] = []
         for record in self.records():
             folder = self.folder_of(record.repository, record.commit)
-            found += [_fetched(folder, model, record.source) for model in models_in(folder)]
+            found += [_fetched(record, folder, model) for model in models_in(folder)]
         return tuple(found)
+
+    def at(self, path: Path) -> FetchedModel | None:
+        """The fetched model that a file belongs to; ``None`` for a file elsewhere."""
+        if not path.is_relative_to(self.root):
+            return None
+        return next((model for model in self.models() if path in model.paths), None)
 
     def leftovers(self) -> tuple[Path, ...]:
         """Half downloads, which a further pull would go on with."""
@@ -175,13 +192,15 @@ class HubCache:
             return None
         with contextlib.suppress(ConfigError):
             chosen = choose_model((name for model in models_in(folder) for name in model.files), wanted)
-            return _fetched(folder, chosen, f"hf://{wanted.repository}@{commit}", is_shared=True)
+            paths = tuple(folder.joinpath(*name.split("/")) for name in chosen.files)
+            return FetchedModel(_last(chosen.name), paths, f"hf://{wanted.repository}@{commit}", is_shared=True)
         return None
 
 
-def _fetched(folder: Path, model: ModelFiles, source: str, *, is_shared: bool = False) -> FetchedModel:
+def _fetched(record: HubRecord, folder: Path, model: ModelFiles) -> FetchedModel:
     paths = tuple(folder.joinpath(*name.split("/")) for name in model.files)
-    return FetchedModel(_last(model.name), paths, source, is_shared)
+    digests = {file.path: file.digest for file in record.files}
+    return FetchedModel(_last(model.name), paths, record.source, tuple(digests.get(name) for name in model.files))
 
 
 def _last(name: str) -> str:
@@ -234,10 +253,10 @@ def is_safe_path(path: str) -> bool:
     return path.isprintable() and "\\" not in path and all(part not in ("", ".", "..") for part in parts)
 
 
-def shared_cache_root(environment: Mapping[str, str]) -> Path:
-    """Where the hub's own tools keep their files."""
+def shared_cache_root(environment: Mapping[str, str]) -> Path | None:
+    """Where the hub's own tools keep their files; ``None`` for a user without a home."""
     given = environment.get("HF_HUB_CACHE")
-    if given:
-        return Path(given).expanduser()
     home = environment.get("HF_HOME") or "~/.cache/huggingface"
-    return Path(home).expanduser() / "hub"
+    with contextlib.suppress(RuntimeError):
+        return Path(given).expanduser() if given else Path(home).expanduser() / "hub"
+    return None

@@ -123,7 +123,7 @@ class ModelNames:
     def _places(self) -> Iterable[Sequence[NamedModel]]:
         yield self._in_home()
         yield [_packaged(package, self._joined / f"{package.name}.gguf") for package in self._packages()]
-        yield [_named_fetched(model) for model in self._hub_cache.models()]
+        yield _newest(self._hub_cache.models())
 
     def _in_home(self) -> list[NamedModel]:
         folder = self._home_models
@@ -179,6 +179,14 @@ def _layer_packages(folder: Path) -> list[NamedModel]:
         with contextlib.suppress(ConfigError):
             found.append(_layer_package(path))
     return found
+
+
+def _newest(models: Iterable[FetchedModel]) -> list[NamedModel]:
+    """Of several commits of one repository, a name means the file of the one that was asked for last."""
+    named: dict[tuple[str, str], NamedModel] = {}
+    for model in models:
+        named.setdefault((model.source.partition("@")[0], model.name), _named_fetched(model))
+    return list(named.values())
 
 
 def _named_fetched(model: FetchedModel) -> NamedModel:

@@ -181,6 +181,14 @@ class DiskModelStore:
                 models.append(await self.load(named))
         return tuple(sorted(models, key=lambda model: (model.name, model.path)))
 
+    async def survey(self) -> tuple[tuple[NamedModel, GgufIndex], ...]:
+        """As ``list_models``, from headers alone: no digest is made, which would read every file whole."""
+        found: list[tuple[NamedModel, GgufIndex]] = []
+        for named in await self._run(self._names.all):
+            with contextlib.suppress(ConfigError):
+                found.append((named, await self._run(partial(self._survey_blocking, named))))
+        return tuple(sorted(found, key=lambda entry: (entry[0].name, str(entry[0].path))))
+
     async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
         """A local whole model with this digest, if any. Only files of the right size are read."""
         known = await self._run(lambda: self._unchanged_model(digest))
@@ -272,10 +280,31 @@ class DiskModelStore:
         """``work`` in a thread; where it calls ``check_cancelled`` it ends early once we are cancelled."""
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
+    async def has_digest(self, path: Path, digest: Digest) -> bool:
+        """Whether a file has this digest; read whole unless it is unchanged since that was last found out."""
+
+        def compare() -> bool:
+            with files.FileSource(path) as source:
+                return self._digest_of(source) == digest
+
+        return await self._run(compare)
+
+    def note_digest(self, path: Path, digest: Digest) -> None:
+        """Somebody has just read the whole file, and this is its digest. Blocking."""
+        stamp = files.stamp_of(path)
+        if stamp is not None:
+            self._ledger.remember_digest(path, stamp, digest)
+
     async def load(self, named: NamedModel) -> ModelFile:
         """Reads a model that ``find`` found; ``ConfigError`` says what is wrong with its files."""
         async with self._locks.holding(str(named.path)):
             return await self._run(lambda: self._load_blocking(named))
+
+    def _survey_blocking(self, named: NamedModel) -> GgufIndex:
+        if named.package is not None:
+            self._join(named.package, named.path)
+        with self._open(named.path) as source:
+            return self._index_of(source)
 
     def _load_blocking(self, named: NamedModel) -> ModelFile:
         if named.package is not None:

@@ -13,10 +13,12 @@ import trio
 
 from p2pmesh.adapters.hub import Hub, TransferProgress, hub_settings
 from p2pmesh.adapters.hub_cache import FetchedModel, HubCache, shared_cache_root
+from p2pmesh.adapters.model_files import FileSource, digest_of
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_store import DiskModelStore
-from p2pmesh.base.errors import ErrorCode, Refused
-from p2pmesh.model.reference import HubReference
+from p2pmesh.adapters.quarantine import put_aside
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
+from p2pmesh.model.reference import HUB_SCHEME, HubReference
 from p2pmesh.ports.models import ModelFile
 
 Progress = Callable[[TransferProgress], None]
@@ -42,11 +44,45 @@ class ModelAccess:
                 )
 
     async def obtain(self, reference: str, watch: Progress) -> ModelFile:
-        """The model, read; fetched first where it is only on the hub. Errors as of the store and of ``Hub.fetch``."""
+        """The model, read; fetched first where it is only on the hub. Errors as of the store and of ``Hub.fetch``.
+
+        A file of the hub that is no longer what was fetched is put aside and fetched again.
+        """
         found = await trio.to_thread.run_sync(self.store.find, reference)
         if isinstance(found, HubReference):
-            found = named_fetched(await self.hub.fetch(found, watch))
-        return await self.store.load(found)
+            return await self.fetch(found, watch)
+        fetched = self.hub.cache.at(found.path)
+        if fetched is None or await self._is_sound(fetched):
+            return await self.store.load(found)
+        if self.hub.settings.is_offline:
+            text = f"{found.path} is damaged, and --offline forbids to fetch it again"
+            raise ConfigError(ErrorCode.ARTIFACT_CORRUPT, text)
+        await trio.to_thread.run_sync(self._put_aside, fetched)
+        repository, _, commit = fetched.source.removeprefix(HUB_SCHEME).partition("@")
+        folder = self.hub.cache.folder_of(repository, commit)
+        file = fetched.paths[0].relative_to(folder).as_posix()
+        return await self.fetch(HubReference(repository, None, commit, file), watch)
+
+    async def fetch(self, wanted: HubReference, watch: Progress) -> ModelFile:
+        """The model, fetched and read; its files' digests were checked on the way and need no second reading."""
+        fetched = await self.hub.fetch(wanted, watch)
+        for path, digest in zip(fetched.paths, fetched.digests, strict=False):
+            if digest is not None:
+                await trio.to_thread.run_sync(self.store.note_digest, path, digest)
+        return await self.store.load(named_fetched(fetched))
+
+    async def _is_sound(self, fetched: FetchedModel) -> bool:
+        for path, digest in zip(fetched.paths, fetched.digests, strict=False):
+            if digest is not None and not await self.store.has_digest(path, digest):
+                return False
+        return True
+
+    def _put_aside(self, fetched: FetchedModel) -> None:
+        for path, digest in zip(fetched.paths, fetched.digests, strict=False):
+            with FileSource(path) as source:
+                is_damaged = digest is not None and digest_of(source, lambda: None) != digest
+            if is_damaged:
+                put_aside(path, self.hub.cache.root.parent)
 
 
 def named_fetched(model: FetchedModel) -> NamedModel:

@@ -12,10 +12,11 @@ from typing import Any
 import trio
 
 from p2pmesh.adapters.hub import TransferProgress
+from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_source import paths_of_model
 from p2pmesh.app.client import fetch_status
 from p2pmesh.app.machine_memory import offered_memory_bytes
-from p2pmesh.app.model_access import ModelAccess, describe_progress, named_fetched, open_access
+from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
@@ -24,6 +25,7 @@ from p2pmesh.model.catalog import CATALOG
 from p2pmesh.model.cost import ModelBytes, measure_model, stage_cost
 from p2pmesh.model.describe import describe_model
 from p2pmesh.model.families import permitted_cuts
+from p2pmesh.model.gguf import GgufIndex
 from p2pmesh.model.reference import HubReference
 from p2pmesh.model.repository import models_among, quant_of
 from p2pmesh.ports.models import ModelFile
@@ -48,7 +50,11 @@ class ModelsOptions:
 
 def list_models(options: ModelsOptions) -> list[dict[str, Any]]:
     """Name, size, layers and path of each model that ``--model`` finds by name."""
-    return [_summary(model) for model in trio.run(options.open().store.list_models)]
+    return [_summary(named.name, index, named.source, str(named.path)) for named, index in trio.run(_survey, options)]
+
+
+async def _survey(options: ModelsOptions) -> tuple[tuple[NamedModel, GgufIndex], ...]:
+    return await options.open().store.survey()
 
 
 def list_catalog() -> list[dict[str, Any]]:
@@ -85,7 +91,7 @@ def show_model(options: ModelsOptions, reference: str) -> dict[str, Any]:
 def pull_model(options: ModelsOptions, reference: str, watch: Watch) -> dict[str, Any]:
     """Fetches a model of the hub; what is whole already is not fetched again, but the hub is asked what is newest."""
     access = options.open()
-    return _summary(trio.run(_pull, access, reference, watch))
+    return _summary_of(trio.run(_pull, access, reference, watch))
 
 
 async def _pull(access: ModelAccess, reference: str, watch: Watch) -> ModelFile:
@@ -95,7 +101,7 @@ async def _pull(access: ModelAccess, reference: str, watch: Watch) -> ModelFile:
     wanted = access.store.find_on_hub(reference)
     if wanted is None:
         return await access.obtain(reference, tell)  # a model that needs no hub, or an error that says so
-    return await access.store.load(named_fetched(await access.hub.fetch(wanted, tell)))
+    return await access.fetch(wanted, tell)
 
 
 async def _show_repository(access: ModelAccess, wanted: HubReference) -> dict[str, Any]:
@@ -118,15 +124,19 @@ async def _show_repository(access: ModelAccess, wanted: HubReference) -> dict[st
     }
 
 
-def _summary(model: ModelFile) -> dict[str, Any]:
+def _summary(name: str, index: GgufIndex, source: str, path: str) -> dict[str, Any]:
     return {
-        "name": model.name,
-        "architecture": model.index.architecture,
-        "layer_count": model.index.layer_count,
-        "size": format_size(model.size_bytes),
-        "source": model.source or "file",
-        "path": model.path,
+        "name": name,
+        "architecture": index.architecture,
+        "layer_count": index.layer_count,
+        "size": format_size(index.size_bytes),
+        "source": source or "file",
+        "path": path,
     }
+
+
+def _summary_of(model: ModelFile) -> dict[str, Any]:
+    return _summary(model.name, model.index, model.source, model.path)
 
 
 def _describe(model: ModelFile, options: ModelsOptions) -> dict[str, Any]:
@@ -134,7 +144,7 @@ def _describe(model: ModelFile, options: ModelsOptions) -> dict[str, Any]:
     facts = describe_model(index)
     cuts = list(permitted_cuts(index))
     return {
-        **_summary(model),
+        **_summary_of(model),
         "file_count": len(paths_of_model(Path(model.path))),
         "digest": model.digest,
         "size_bytes": model.size_bytes,

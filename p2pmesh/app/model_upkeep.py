@@ -6,8 +6,6 @@ cache and of the operator elsewhere are theirs.
 """
 
 import contextlib
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from p2pmesh.adapters import model_files as files
 from p2pmesh.adapters.file_claims import claimed_alone
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_source import open_model, paths_of_model
+from p2pmesh.adapters.quarantine import QUARANTINE, put_aside
 from p2pmesh.app.model_access import ModelAccess
 from p2pmesh.app.model_commands import ModelsOptions
 from p2pmesh.base.errors import ConfigError, ErrorCode, RemoteProtocolError
@@ -24,8 +23,6 @@ from p2pmesh.base.ids import Digest, is_digest
 from p2pmesh.base.quantities import format_size
 from p2pmesh.model.gguf import read_index
 from p2pmesh.model.reference import HubReference
-
-QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +60,15 @@ def remove_model(options: ModelsOptions, reference: str) -> dict[str, Any]:
 
 
 def prune(options: ModelsOptions) -> dict[str, Any]:
-    """Removes half downloads, stage files and joined packages that no node holds, and quarantined files."""
+    """Removes half downloads, files of commits that a newer one replaced, stage files and joined packages that no node
+    holds, and quarantined files."""
     access = options.open()
     cache = options.home / "cache"
     stages = sorted((cache / "stages").glob("*.gguf"))
     joined = sorted((cache / "models").glob("*.gguf"))
     quarantined = sorted((cache / QUARANTINE).glob("*"))
-    removal = _remove((*access.hub.cache.leftovers(), *stages, *joined, *quarantined))
+    hub = access.hub.cache
+    removal = _remove((*hub.leftovers(), *hub.superseded(), *stages, *joined, *quarantined))
     return removal.facts()
 
 
@@ -168,8 +167,8 @@ def _verify_file(path: Path, expected: Digest | None, home: Path) -> dict[str, A
     entry = {"path": str(path), "state": "sound" if expected is not None else "readable", "sha256": expected or ""}
     if not reason:
         return entry
-    put_aside = _quarantine(path, home) if path.is_relative_to(home / "cache") else None
-    return {**entry, "state": "damaged", "reason": reason, "put_aside": str(put_aside) if put_aside else ""}
+    target = put_aside(path, home / "cache") if path.is_relative_to(home / "cache") else None
+    return {**entry, "state": "damaged", "reason": reason, "put_aside": str(target) if target else ""}
 
 
 def _damage(path: Path, expected: Digest | None) -> str:
@@ -181,16 +180,3 @@ def _damage(path: Path, expected: Digest | None) -> str:
     with files.FileSource(path) as file:
         digest = files.digest_of(file, lambda: None)
     return "" if digest == expected else f"its sha256 is {digest}"
-
-
-def _quarantine(path: Path, home: Path) -> Path | None:
-    """Moves a damaged file where nothing looks for it; ``None`` while a node holds it."""
-    folder = home / "cache" / QUARANTINE
-    with claimed_alone(path) as is_free:
-        if not is_free:
-            return None
-        target = folder / f"{path.name}.{secrets.token_hex(4)}"
-        with files.translated(f"cannot move {path}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
-    return target

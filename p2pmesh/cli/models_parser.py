@@ -35,7 +35,7 @@ def add_models(commands: _Commands) -> None:
     pull.add_argument("model", metavar="REF")
     removed = _add_action(actions, "remove", "Remove a model's files from this machine, unless a node uses them.")
     removed.add_argument("model", metavar="REF")
-    _add_action(actions, "prune", "Remove half downloads, stage files that no node uses, and quarantined files.")
+    _add_action(actions, "prune", "Remove half downloads, replaced commits, unused stage files, and quarantined files.")
     verified = _add_action(actions, "verify", "Read files and compare their sha256; put damaged ones aside.")
     verified.add_argument("model", metavar="REF", nargs="?", help="default: everything whose digest is known")
     for parser in (search, shown, pull, removed, verified, listed):

@@ -1,18 +1,22 @@
 """Models by every way to name them, in real nodes."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from p2pmesh.adapters.range_download import fetched_bytes
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.cli.exit_codes import EXIT_CODES
 from p2pmesh.model.gguf import read_index
 from tests.e2e.conftest import TINY, TINY_LAYERS
-from tests.e2e.peers import Peers, run_command, tokens_of
+from tests.e2e.peers import READY_S, Peers, children_of, is_running, run_command, tokens_of, wait_until
 from tests.fakes.hub_server import COMMIT, serving_hub
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.split_gguf import split_gguf, write_parts
+from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 PROMPT = [5, 9, 23, 40]
 
@@ -54,6 +58,27 @@ def test_a_model_of_the_hub_is_fetched_while_the_api_says_so(peers: Peers, tiny_
         node.stop()
     again = peers.found("fetcher", "--model", "org/tiny", "--offline")
     again.wait_for("ready")
+
+
+def test_a_pull_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    data = tiny_llama(TinyShape(layers=24))
+    command = [sys.executable, "-m", "p2pmesh", "models", "pull", "org/big", "--home", str(tmp_path)]
+    with serving_hub() as hub:
+        hub.add("org/big", big__gguf=data)
+        hub.gate = threading.Event()
+        with subprocess.Popen(
+            [*command, "--hub-endpoint", hub.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as pull:
+            path = tmp_path / "cache" / "hub" / "org--big" / COMMIT / "big.gguf"
+            assert wait_until(lambda: fetched_bytes(path, len(data)) > 0, READY_S)
+            children = children_of(pull.pid)
+            pull.kill()
+        assert wait_until(lambda: not any(is_running(child) for child in children), READY_S)
+        before = fetched_bytes(path, len(data))
+        hub.gate.set()
+        assert run_command("models", "pull", "org/big", "--hub-endpoint", hub.url, home=tmp_path).returncode == 0
+        assert hub.ranges[-1] == f"bytes={before}-{len(data) - 1}"
+    assert path.read_bytes() == data
 
 
 @pytest.mark.parametrize(
