@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.admission import AdmissionMachine
+from p2pmesh.core.hosts import HostBound, HostPolicy
 from p2pmesh.core.membership import Effect, Event, MembershipMachine
 from p2pmesh.core.records import RecordsMachine
 from p2pmesh.core.shards import ShardMachine, shard_bits_of
@@ -81,10 +82,11 @@ class Member:
     """One run of a peer. ``handle`` is membership's, at hand for the loop that calls it millions of times."""
 
     __slots__ = (
-        "admission", "announce_at", "connected_since", "connections", "failed", "handle", "incarnation", "is_joined",
+        "admission", "announce_at", "connected_since", "connections", "failed", "handle", "hosts", "incarnation",
+        "is_joined",
         "is_up", "machine", "models", "number", "peer_id", "records",
         "records_wake_us", "relays", "said", "seed", "sequence", "shard_wake_us",
-        "shards", "started_us", "topics", "traits", "wake_us",
+        "shards", "started_us", "topics", "traits", "viewed", "wake_us",
     )  # fmt: skip
 
     def __init__(self, traits: Traits, now_us: int, seed: int) -> None:
@@ -96,6 +98,9 @@ class Member:
             traits.peer_id, seed=self.seed, is_change=says_something_new
         )
         self.handle: Callable[[Event, Micros], tuple[Effect, ...]] = self.machine.handle
+        self.viewed = self.machine.peers()
+        self.hosts: HostBound | None = None
+        """Of made-up identities only: all others are one to a host here."""
         self.shards = ShardMachine(traits.peer_id)
         self.admission = AdmissionMachine()
         self.records = RecordsMachine(self.seed)
@@ -116,6 +121,17 @@ class Member:
         self.wake_us = NEVER
         self.shard_wake_us = NEVER
         self.announce_at = NEVER
+
+    def takes_made_up(self, peer: PeerId, host: int) -> bool:
+        """Whether one more identity of a host may stay in view; it counts from now on if so."""
+        if self.hosts is None:
+            self.hosts = HostBound(HostPolicy(holds_from=0))
+        hosts = frozenset((str(host),))
+        is_small = self.machine.live_count < HostPolicy().holds_from
+        if not is_small and not self.hosts.admits(peer, hosts):
+            return False
+        self.hosts.note(peer, hosts)
+        return True
 
     def say(self, now_us: int, life_us: int) -> Said:
         """A fresh announcement."""

@@ -128,13 +128,14 @@ class Overlay:
                 answer(entry[4])
             elif kind == WAVE:
                 wave(entry[3], entry[4])
+                fold.settle()
             elif kind == ANNOUNCE:
                 self.gossip.announce_when_due(entry[4], entry[0])
             elif kind == SHARDS:
                 self._wake_shards(entry[4], entry[0])
             else:
                 entry[4]()
-            fold.settle()
+        fold.settle()
         self.calendar.now_us = end_us
 
     # --- one machine -----------------------------------------------------------------
@@ -184,13 +185,14 @@ class Overlay:
         line, numbers, performers = self.fold.line, self.numbers, self._performers
         for effect in effects:
             kind = type(effect)
-            about = effect.reporter if kind in _ABOUT_REPORTERS else effect.peer
-            line.append(_CODES[kind] | numbers[about])
-            performers[kind](member, effect)
+            code, perform = performers[kind]
+            line.append(code | numbers[effect.reporter if kind in _ABOUT_REPORTERS else effect.peer])
+            perform(member, effect)
 
-    def _make_performers(self) -> dict[type[Any], Callable[[Member, Any], None]]:
+    def _make_performers(self) -> dict[type[Any], tuple[int, Callable[[Member, Any], None]]]:
+        """For each kind of effect its mark in the digest, and what carries it out."""
         audit = self.audit
-        return {
+        performers: dict[type[Any], Callable[[Member, Any], None]] = {
             membership.SendProbe: self.probing.send,
             membership.SendIndirectProbe: self.probing.send_indirect,
             membership.ReportDown: self.gossip.report_down,
@@ -205,15 +207,20 @@ class Overlay:
             membership.AsymmetryFound: audit.on_asymmetry,
             membership.RefuteSelf: self.gossip.refute,
         }
+        return {kind: (_CODES[kind], performer) for kind, performer in performers.items()}
 
     def _heard(self, member: Member, effect: membership.PeerJoined | membership.PeerChanged) -> None:
         said = member.machine.find(effect.peer)
         if said is not None:
             self.audit.on_heard(member, effect, said)
-            if self._is_in_earshot(member, said):
+            if self._is_in_earshot(member, said) and self._has_place(member, said):
                 self.tell_shards(member, shards.PeerHeard(effect.peer, said.shard_depth))
             else:
                 self.tell(member, membership.OutOfEarshot(effect.peer))
+
+    def _has_place(self, member: Member, said: Said) -> bool:
+        host = self.traits[said.number].host
+        return host == said.number or member.takes_made_up(PeerId(said.peer_id), host)
 
     def _is_in_earshot(self, member: Member, said: Said) -> bool:
         return self.traits[said.number].bits[: said.shard_depth] in member.topics
@@ -225,6 +232,8 @@ class Overlay:
 
     def _gone(self, member: Member, effect: Any) -> None:
         self.audit.on_gone(member, effect)
+        if member.hosts is not None:
+            member.hosts.forget(effect.peer)
         self.tell_shards(member, shards.PeerGone(effect.peer))
 
     # --- shards --------------------------------------------------------------------------

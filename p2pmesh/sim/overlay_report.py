@@ -14,7 +14,7 @@ from p2pmesh.sim.scenario import MINUTE_US, SECOND_US
 LONG_UP_US = 10 * MINUTE_US
 """A peer's rate counts if it ran at least as long, over all of its runs."""
 TRAFFIC_BOUND = 2 * KIB
-MADE_UP_BOUND_PERCENT = 50
+MADE_UP_BOUND_PERCENT = 15
 """Of the largest share of any honest view."""
 
 

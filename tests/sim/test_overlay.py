@@ -193,9 +193,9 @@ def test_lost_and_doubled_gossip_changes_little() -> None:
     assert report.detection_us.count == 39
 
 
-def test_made_up_identities_fill_views_up_to_their_bound_only_and_hide_no_model() -> None:
+def test_made_up_identities_get_few_places_in_a_view_and_hide_no_model() -> None:
     report = builtin("sybil", 300, 3)
-    assert report.most_sybil_share_percent > 20
+    assert 0 < report.most_sybil_share_percent <= 10
     assert report.view.most <= 256
     assert report.found_in_time_per_million >= 990_000
     assert [bar.name for bar in report.bars][-1] == "made-up identities in a view"
@@ -203,7 +203,7 @@ def test_made_up_identities_fill_views_up_to_their_bound_only_and_hide_no_model(
 
 def test_an_eclipse_hides_no_model_from_its_victim() -> None:
     report = builtin("eclipse", 300, 3)
-    assert report.victim_sybil_share_percent > 20
+    assert 0 < report.victim_sybil_share_percent <= 10
     assert report.found_in_time_per_million >= 990_000
 
 
