@@ -1,6 +1,8 @@
 """Layer packages on disk: models come back to the bit, each rule has a package that breaks it, kills leave none."""
 
+import errno
 import hashlib
+import io
 import json
 import os
 import signal
@@ -8,8 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2pmesh.adapters import model_files
 from p2pmesh.adapters.identity import Ed25519Verifier
@@ -33,6 +38,7 @@ MODELS = {
     "untied": tiny_llama(is_tied=False),
     "gemma3": tiny_gemma3(),
     "per layer": tiny_llama(kv_heads_per_layer=(1, 2, 1, 2)),
+    "version 2": b"GGUF\x02" + tiny_llama()[5:],
 }
 LAYER = "layers/layer-00001.gguf"
 METADATA = "shared/metadata.gguf"
@@ -111,6 +117,31 @@ def test_an_owner_vouches_for_contents_and_names(tmp_path: Path) -> None:
     change_manifest(built, lambda fields: fields.update(model_id="another"))
     assert codes(built) == {C.SIGNATURE_INVALID}
     assert check(built).owner_id is None
+
+
+def test_a_model_with_wide_alignment_comes_back(tmp_path: Path) -> None:
+    keys = [text("general.architecture", "llama"), number("llama.block_count", 1), number("general.alignment", 256)]
+    keys += [number("llama.embedding_length", 8)]
+    tensors = [zero_tensor("token_embd.weight", (8, 3)), zero_tensor("blk.0.attn_norm.weight", (8,))]
+    model = encode_gguf(keys, tensors, alignment=256)
+    built = package_of(model, tmp_path / "package")
+    assert codes(built) == set()
+    with PackageSource(built, lambda source: digest_of(source, unhurried)) as source:
+        assert source.read_at(0, len(model)) == model
+
+
+@given(data=st.data())
+def test_any_bytes_of_the_model_can_be_read(data: st.DataObject, built: Path) -> None:
+    model = MODELS["gemma3"]
+    offset = data.draw(st.integers(0, len(model) + 10))
+    count = data.draw(st.integers(0, 20_000))
+    with PackageSource(built, lambda source: digest_of(source, unhurried)) as source:
+        assert source.read_at(offset, count) == model[offset : offset + count]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return package_of(MODELS["gemma3"], tmp_path_factory.mktemp("any") / "package")
 
 
 # --- every rule
@@ -290,6 +321,24 @@ def test_nothing_is_written_over(package: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = model_files.Disk(free_bytes=lambda _: len(MODELS["llama"]) // 2)
     monkeypatch.setattr(model_files, "Disk", lambda: full)
+    with pytest.raises(Refused) as caught:
+        package_of(MODELS["llama"], tmp_path / "package")
+    assert caught.value.code is ErrorCode.DISK_FULL
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = model_files.Disk()
+
+    class Filling(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    def create(path: Path) -> Any:
+        return Filling(path, "x") if path.parent.name == "layers" else whole.create(path)
+
+    disk = model_files.Disk(create=create)
+    monkeypatch.setattr(model_files, "Disk", lambda: disk)
     with pytest.raises(Refused) as caught:
         package_of(MODELS["llama"], tmp_path / "package")
     assert caught.value.code is ErrorCode.DISK_FULL

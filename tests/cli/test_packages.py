@@ -8,6 +8,9 @@ import pytest
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.cli.exit_codes import EXIT_CODES, OK
 from p2pmesh.cli.main import main
+from p2pmesh.model.gguf import read_index
+from tests.fakes.memory_source import MemorySource
+from tests.fakes.split_gguf import split_gguf, write_parts
 from tests.fakes.tiny_gguf import tiny_llama
 
 
@@ -36,6 +39,15 @@ def test_a_package_is_built_shown_and_verified(home: Path, capsys: pytest.Captur
     assert len(shown["layers"]) == 4
     verified = facts(capsys, "verify", out)
     assert (verified["is_valid"], verified["signature"], verified["violations"]) == (True, "unsigned", [])
+
+
+def test_a_model_in_parts_has_the_package_of_the_model(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = facts(capsys, "build", str(home / "tiny.gguf"), str(home / "one"))
+    tensors = len(read_index(MemorySource(tiny_llama())).tensors)
+    (first, *_) = write_parts(home, "parts", split_gguf(tiny_llama(), (0, 5, tensors - 5)))
+    parts = facts(capsys, "build", str(first), str(home / "two"))
+    assert parts["package_id"] == whole["package_id"]
+    assert facts(capsys, "verify", str(home / "two"))["is_valid"] is True
 
 
 def test_an_owner_signs_a_package(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
