@@ -28,6 +28,7 @@ from p2pmesh.adapters.range_download import (
 from p2pmesh.base.errors import ErrorCode
 
 PROGRESS_EVERY_S = 0.25
+QUESTION_ATTEMPTS = 3
 _STDIN = 0
 _READ_BYTES = 65_536
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -201,8 +202,8 @@ def _checked_start(response: Any) -> int:
 
 
 def _patiently(job: Mapping[str, Any], what: str, ask: Callable[[], Any]) -> Any:
-    """The answer of a short question, asked again while that may help."""
-    patience = Patience(job["attempts"], job["first_wait_s"])
+    """The answer of a short question, asked again while that may help: somebody waits for the first word."""
+    patience = Patience(min(QUESTION_ATTEMPTS, job["attempts"]), job["first_wait_s"])
     failures = 0
     while True:
         try:

@@ -42,7 +42,7 @@ from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, 
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.app.wire_clearance import with_clearance
-from p2pmesh.base.errors import ErrorCode, P2PMeshError
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_NAME_BYTES
 from p2pmesh.base.quantities import UnixMillis, format_size
 from p2pmesh.node.announcements import Neighbours
@@ -62,6 +62,8 @@ DRAIN_S = 8.0
 HTTP_DRAIN_S = DRAIN_S + 1.0
 """Requests that other peers drive for our clients end with their connections."""
 FETCH_TOLD_EVERY_S = 1.0
+HUB_RETRY_FIRST_S = 30.0
+HUB_RETRY_LONGEST_S = 600.0
 
 
 def run_up(options: UpOptions, emit: Emit) -> int:
@@ -251,14 +253,30 @@ class _Command:
             self._options.wire_dtype,
             self._options.cuts,
         )
-        told = _FetchTold(node, self._emit)
-        model = await self._models.obtain(reference, told.tell)
-        told.end(model)
+        model = await self._obtain(node, reference)
         self._models.store.keep(model)
         try:
             await node.serve_model(model, with_clearance(options, model, reference, self._options.home))
         finally:
             self._models.store.release(model.digest)
+
+    async def _obtain(self, node: Node, reference: str) -> ModelFile:
+        """The model; while the hub is away, the node goes on with what else it does, and asks again."""
+        told = _FetchTold(node, self._emit)
+        wait_s = HUB_RETRY_FIRST_S
+        while True:
+            try:
+                model = await self._models.obtain(reference, told.tell)
+            except Refused as refusal:
+                if refusal.code is not ErrorCode.HUB_UNREACHABLE:
+                    raise
+                text = f"{refusal.message}; asked again in {wait_s:.0f} s"
+                self._emit(events.error(Refused(refusal.code, text)))
+                await trio.sleep(wait_s)
+                wait_s = min(2 * wait_s, HUB_RETRY_LONGEST_S)
+            else:
+                told.end(model)
+                return model
 
     def _report(self, name: str, fields: dict[str, Any]) -> None:
         """Events of the node's services, on their way to the operator."""

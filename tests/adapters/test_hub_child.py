@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from p2pmesh.adapters.hub_child import Failed, do_job
+from p2pmesh.adapters.range_download import fetched_bytes
 from p2pmesh.base.errors import ErrorCode
 from tests.fakes.hub_server import COMMIT, FakeHub, serving_hub
 
@@ -31,8 +33,9 @@ def do(hub: FakeHub, **job: Any) -> dict[str, Any]:
     return do_job({**settings, "repository": REPOSITORY, "revision": None, **job})
 
 
-def fetch(hub: FakeHub, folder: Path, digest: str | None = None) -> None:
-    do(hub, job="fetch", commit=COMMIT, folder=str(folder), files=[[FILE, len(BYTES), digest]], connections=1)
+def fetch(hub: FakeHub, folder: Path, digest: str | None = None, **changed: Any) -> None:
+    files = [[FILE, len(BYTES), digest]]
+    do(hub, job="fetch", commit=COMMIT, folder=str(folder), files=files, connections=1, **changed)
 
 
 def test_only_gguf_files_are_listed_with_what_the_hub_tells(hub: FakeHub) -> None:
@@ -56,6 +59,19 @@ def test_ten_cuts_cost_no_byte_twice(hub: FakeHub, tmp_path: Path) -> None:
     fetch(hub, tmp_path)
     assert (tmp_path / FILE).read_bytes() == BYTES
     assert hub.sent_bytes == len(BYTES)
+
+
+def test_a_server_that_falls_silent_is_given_up_and_what_came_stays(hub: FakeHub, tmp_path: Path) -> None:
+    hub.gate = threading.Event()
+    with pytest.raises(Failed) as raised:
+        fetch(hub, tmp_path, attempts=1, timeout_s=0.2)
+    assert raised.value.code is ErrorCode.HUB_UNREACHABLE
+    before = fetched_bytes(tmp_path / FILE, len(BYTES))
+    assert before > 0
+    hub.gate.set()
+    fetch(hub, tmp_path)
+    assert (tmp_path / FILE).read_bytes() == BYTES
+    assert hub.ranges[-1] == f"bytes={before}-{len(BYTES) - 1}"
 
 
 def test_a_server_without_ranges_serves_too(hub: FakeHub, tmp_path: Path) -> None:

@@ -81,6 +81,16 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert path.read_bytes() == data
 
 
+def test_a_hub_that_is_away_is_told_and_the_node_serves_the_rest(peers: Peers, tiny_model: Path) -> None:
+    node = peers.found(
+        "rest", "--model", str(tiny_model), "--model", "org/away", "--hub-endpoint", "http://127.0.0.1:9"
+    )
+    told = node.wait_for("error")
+    assert told["code"] == "hub_unreachable"
+    assert "asked again in" in told["message"]
+    assert node.wait_for("ready")["models"] == [TINY]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
