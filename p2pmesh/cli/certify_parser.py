@@ -2,12 +2,14 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TypeAlias
 
 from p2pmesh.app.config import HOME_VARIABLE, choose_home
+from p2pmesh.cli.exit_codes import FAILED, OK
 from p2pmesh.wire.dtype import DTYPE_LABELS, LOSSY_DTYPES, WireDtype, dtype_of_label
 
-CERTIFY_ACTIONS = ("wire",)
+CERTIFY_ACTIONS = ("wire", "families")
 ALL_CUTS = "all"
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -19,6 +21,7 @@ def add_certify(commands: _Commands) -> None:
     certify = commands.add_parser("certify", help=summary, description=summary, allow_abbrev=False)
     actions = certify.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_wire(actions)
+    _add_families(actions)
 
 
 def _add_wire(actions: _Commands) -> None:
@@ -32,6 +35,24 @@ def _add_wire(actions: _Commands) -> None:
     add("--tokens", metavar="N", type=int, default=512, help="of the fixed text (default: %(default)s)")
     add("--json", action="store_true", help="as JSON")
     add("--home", metavar="DIR", help=f"models, cache and certificates (default: ${HOME_VARIABLE} or ~/.p2pmesh)")
+
+
+def _add_families(actions: _Commands) -> None:
+    summary = "Run a tiny model of every architecture whole and cut, and say which may be split."
+    families = actions.add_parser("families", help=summary, description=summary, allow_abbrev=False)
+    add = families.add_argument
+    add("--only", metavar="ARCH", action="append", default=[], help="an architecture of llama.cpp; repeatable")
+    add("--list", action="store_true", help="run nothing: print what is on record")
+    add("--record", metavar="FILE", type=Path, help="write the verdicts, as the record within the package has them")
+    add("--json", action="store_true", help="as JSON")
+
+
+def run_certify_families(args: argparse.Namespace) -> int:
+    """``certify families``; the exit code: a failure where an architecture is worse than its record."""
+    from p2pmesh.app.certify_families import CertifyFamiliesOptions, certify_families
+
+    options = CertifyFamiliesOptions(tuple(args.only), args.record, args.list, args.json)
+    return OK if certify_families(options, sys.stdout) else FAILED
 
 
 def run_certify_wire(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from p2pmesh.app import events
 from p2pmesh.app.config import BenchOverlayOptions, LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
-from p2pmesh.cli.certify_parser import run_certify_wire
+from p2pmesh.cli.certify_parser import run_certify_families, run_certify_wire
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
 from p2pmesh.cli.models_parser import MODELS_ACTIONS
@@ -187,6 +187,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
     "certify wire": run_certify_wire,
+    "certify families": run_certify_families,
     "bench decode": _bench_decode,
     "bench codecs": _bench_codecs,
     "bench overlay": _bench_overlay,

@@ -4,6 +4,8 @@ Owns the answers at run time: ``family_rules`` says how an architecture is cut, 
 it. Bytes are ``stage_file``'s, sizes ``cost``'s.
 """
 
+from math import lcm
+
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.family_rules import (
@@ -14,16 +16,13 @@ from p2pmesh.model.family_rules import (
     SLIDING_WINDOW_PATTERN,
     WHOLE_ARRAYS,
     Family,
+    SequenceState,
     rules_of,
 )
 from p2pmesh.model.family_rules import INPUT_TENSORS as INPUT_TENSORS  # for those who sort tensors by stage
 from p2pmesh.model.family_rules import OUTPUT_TENSORS as OUTPUT_TENSORS
 from p2pmesh.model.family_verdicts import verdict_of
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor
-
-_GEMMA3_27B_LAYERS = 62
-_EXAONE4_32B_LAYERS = 64
-_DEEPSEEK2_LITE_LAYERS = (26, 27, 47, 48)
 
 
 def family_of(index: GgufIndex) -> Family:
@@ -97,6 +96,24 @@ def recurrent_layers(index: GgufIndex) -> tuple[bool, ...] | None:
     return tuple((layer + 1) % interval != 0 for layer in range(index.layer_count))
 
 
+def _has_state(index: GgufIndex) -> tuple[bool, ...]:
+    """For each layer whether it keeps a state; all false where every layer keeps the same."""
+    if rules_of(index.architecture).state is not SequenceState.HYBRID:
+        return (False,) * index.layer_count
+    by_interval = recurrent_layers(index)
+    if by_interval is not None:
+        return by_interval
+    own = index.metadata.get(index.key(RECURRENT_LAYERS))
+    if own is not None and own.element_type is not None:
+        return tuple(flag != 0 for flag in index.per_layer(RECURRENT_LAYERS))
+    is_list = index.key("feed_forward_length") in index.metadata
+    widths = index.per_layer("feed_forward_length") if is_list else (1,) * index.layer_count
+    has_plain = 0 in widths  # layers that are only a feed-forward keep nothing at all
+    return tuple(
+        heads == 0 and (not has_plain or width == 0) for heads, width in zip(index.kv_head_counts, widths, strict=True)
+    )
+
+
 def cut_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
     """Why ``layers`` cannot be a stage of this model, in one sentence; ``None`` if they can."""
     layer_count = index.layer_count
@@ -119,36 +136,44 @@ def _range_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
     rules = rules_of(index.architecture)
     if rules.refusal:
         return rules.refusal
-    step = rules.start_step
+    step = lcm(rules.start_step, *(index.number(suffix) or 1 for suffix in rules.step_keys))
     if layers.start % step:
         return f"llama.cpp counts {step} layers at a time from a range's first, so a stage starts at a multiple of that"
-    return _window_refusal(index, layers, rules) or _constant_refusal(index, layers)
+    return _window_refusal(index, layers, rules) or _state_refusal(index, layers) or _constant_refusal(index, layers)
+
+
+def _state_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
+    """llama.cpp makes a hybrid's memory of both parts, and neither may be empty."""
+    states = _has_state(index)
+    if not any(states):
+        return None
+    part = range(layers.start, layers.end)
+    if not any(states[layer] for layer in part):
+        return "llama.cpp runs no range of a hybrid without a layer that keeps a state"
+    if not any(not states[layer] and index.kv_head_counts[layer] for layer in part):
+        return "llama.cpp runs no range of a hybrid without an attention layer"
+    return None
 
 
 def _window_refusal(index: GgufIndex, layers: LayerRange, rules: Family) -> str | None:
     pattern = window_pattern(index)
-    if rules.window is None or rules.window.is_optional or not any(pattern):
+    window = rules.window
+    if window is None or not any(pattern):
         return None
-    if any(pattern[layers.start : layers.end]):
-        return None
-    return "llama.cpp loads no range of this family without a windowed layer"
+    part = pattern[layers.start : layers.end]
+    if not window.is_optional and not any(part):
+        return "llama.cpp loads no range of this family without a windowed layer"
+    if window.needs_full and all(part):
+        return "llama.cpp runs no range of this family without a layer that attends to everything"
+    return None
 
 
 def _constant_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
     """Constants that llama.cpp picks by the number of layers, where a file cannot say them."""
-    counts = {index.layer_count, len(layers)}
-    match index.architecture:
-        case "gemma3":
-            special: tuple[int, ...] = (_GEMMA3_27B_LAYERS,)
-            if index.hidden_size // max(1, index.head_counts[0]) == index.key_length:
-                special = ()  # both attention scales are the same number
-        case "exaone4":
-            special = (_EXAONE4_32B_LAYERS,)
-        case "deepseek2":
-            special = _DEEPSEEK2_LITE_LAYERS
-        case _:
-            return None
-    found = sorted(counts.intersection(special))
+    special = rules_of(index.architecture).special_counts
+    if index.architecture == "gemma3" and index.hidden_size // max(1, index.head_counts[0]) == index.key_length:
+        return None  # both attention scales are the same number
+    found = sorted({index.layer_count, len(layers)}.intersection(special))
     if not found:
         return None
     return f"llama.cpp takes other constants for a model of {found[0]} layers, and the parts would not agree"

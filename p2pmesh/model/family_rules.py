@@ -27,13 +27,12 @@ PER_LAYER_ARRAYS = frozenset(
         SLIDING_WINDOW_PATTERN,
         "swiglu_clamp_exp",
         "swiglu_clamp_shexp",
-        "xielu.alpha_n",
-        "xielu.alpha_p",
-        "xielu.beta",
-        "xielu.eps",
     }
 )
 """Keys (after ``<arch>.``) whose value is one item per layer where it is an array; cut with the layers."""
+
+PLAIN_PER_LAYER_ARRAYS = frozenset({"xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.eps"})
+"""The same, of keys that do not name the architecture."""
 
 WHOLE_ARRAYS = frozenset({"rope.dimension_sections"})
 """Keys whose array says nothing of layers; kept as it is."""
@@ -63,7 +62,7 @@ SHARED_TENSORS = frozenset(
 """Of every stage."""
 
 
-USUAL_OUTPUT = "l_out"
+USUAL_OUTPUT = "l_out-{}"
 """What llama.cpp calls the outcome of a layer, nearly everywhere."""
 
 
@@ -78,17 +77,23 @@ class SequenceState(StrEnum):
     """Both, by layer."""
 
 
+SERVED_STATES = frozenset({SequenceState.CELLS})
+"""What an engine can keep of many sequences at a time, roll back and write anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class WindowRule:
     """Windowed layers, where the file does not list them: all but one of each ``period`` layers.
 
     ``is_full_first``: the first of them attends to everything, else the last. ``is_optional``: a range without a
     windowed layer may drop the window; otherwise llama.cpp loads no such range.
+    ``needs_full``: nor one without a layer that attends to everything.
     """
 
     period: int
     is_full_first: bool = False
     is_optional: bool = True
+    needs_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,10 @@ class Family:
 
     ``input_tensor`` is the tensor that the rows of a later stage are written over, empty where they go in as
     embeddings unchanged; it counts only in a model that has the tensor ``input_needs``. ``output_tensor`` names the
-    outcome of a layer, without its index. ``pins`` are numbers that a later stage's file sets (suffix to value). A
-    range may start only at a multiple of ``start_step``. ``refusal`` says why no range runs by itself.
+    outcome of the last layer, with ``{}`` for its index. ``pins`` are numbers that a later stage's file sets (suffix
+    to value). A range may start only at a multiple of ``start_step``, and of the numbers at ``step_keys``. At
+    ``special_counts`` of layers llama.cpp picks other constants, so neither the model nor a range may have so many.
+    ``refusal`` says why no range runs by itself.
     """
 
     architecture: str
@@ -110,50 +117,70 @@ class Family:
     has_recurrent_interval: bool = False
     pins: tuple[tuple[str, float], ...] = ()
     start_step: int = 1
+    step_keys: tuple[str, ...] = ()
+    special_counts: tuple[int, ...] = ()
     refusal: str = ""
+    needs_side_value: bool = False
+
+    @property
+    def is_sticky(self) -> bool:
+        """Whether a sequence belongs to the peer that began it: its state rolls back to nothing but the start."""
+        return self.state is not SequenceState.CELLS
 
 
 _R, _H = SequenceState.RECURRENT, SequenceState.HYBRID
 _NO_SCALE = (("embedding_scale", 0.0),)
 """0 is llama.cpp's word for no scale at all."""
 
+_FIRST_VALUES = "every layer mixes in the first one's values, a side value that does not travel between stages"
+_STREAMS = "its layers pass on several hidden streams, of which only one would travel between stages"
+_PER_LAYER = "its layers take embeddings of the tokens of their own, or keys and values of earlier layers"
+
 _SPECIAL = (
     Family("afmoe", WindowRule(4), input_tensor="inp_embd_scaled", start_step=4),
-    Family("arwkv7", state=_R),
+    Family("arwkv7", state=_R, refusal=_FIRST_VALUES, needs_side_value=True),
     Family("bailingmoe3", state=_H),
     Family("bloom", input_tensor="inp_norm-0"),
-    Family("cohere2", WindowRule(4)),
-    Family("cohere2moe", WindowRule(4, is_full_first=True)),
-    Family("deepseek4", state=_H),
-    Family("dots3note", WindowRule(1)),
-    Family("exaone-moe", WindowRule(4)),
-    Family("exaone4", WindowRule(4)),
+    Family(
+        "cogvlm",
+        refusal="rows that are no tokens take its image weights, so a later stage would compute with the wrong ones",
+    ),
+    Family("cohere2", WindowRule(4, is_optional=False)),
+    Family("cohere2moe", WindowRule(4, is_full_first=True, is_optional=False)),
+    Family("deepseek4", state=_H, refusal=_STREAMS, needs_side_value=True),
+    Family("deepseek2", special_counts=(26, 27, 47, 48)),
+    Family("dots3note", WindowRule(1, is_optional=False, needs_full=True)),
+    Family("ernie4_5-moe", step_keys=("interleave_moe_layer_step",)),
+    Family("exaone-moe", WindowRule(4, is_optional=False)),
+    Family("exaone4", WindowRule(4), special_counts=(64,)),
     Family("falcon-h1", state=_H),
     Family("gemma", input_tensor="inp_scaled"),
     Family("gemma2", WindowRule(2), input_tensor="inp_scaled"),
-    Family("gemma3", WindowRule(6)),
-    Family("gemma3n", WindowRule(5)),
-    Family("gemma4", WindowRule(5)),
-    Family("glm5-next", state=_H),
+    Family("gemma3", WindowRule(6), special_counts=(62,)),
+    Family("gemma3n", WindowRule(5), refusal=_PER_LAYER, needs_side_value=True),
+    Family("gemma4", WindowRule(5), refusal=_PER_LAYER, needs_side_value=True),
+    Family("glm5-next", state=_H, refusal=_STREAMS, needs_side_value=True),
     Family("gpt-oss", WindowRule(2)),
     Family("gpt2", input_tensor="inpL"),
     Family("granite", pins=_NO_SCALE),
-    Family("granite_swa", WindowRule(1), pins=_NO_SCALE),
+    Family("granite_swa", WindowRule(1, is_optional=False), pins=_NO_SCALE),
     Family("granitehybrid", state=_H, pins=_NO_SCALE),
     Family("granitemoe", pins=_NO_SCALE),
     Family("grok", pins=_NO_SCALE),
+    Family("hrm_text", refusal="its layers are run several times over, in stacks that a range would break"),
+    Family("hy_v4", refusal=_STREAMS, needs_side_value=True),
     Family("jamba", state=_H),
     Family("kimi-k3", state=_H),
     Family("kimi-linear", state=_H),
     Family("laguna", WindowRule(4, is_full_first=True)),
     Family("lfm2", state=_H),
     Family("lfm2moe", state=_H),
-    Family("llama4", WindowRule(4), start_step=4),
+    Family("llama4", WindowRule(4), start_step=4, step_keys=("interleave_moe_layer_step",)),
     Family("mamba", state=_R),
     Family("mamba2", state=_R),
-    Family("maple", WindowRule(1)),
+    Family("maple", WindowRule(1, is_optional=False)),
     Family("mellum", WindowRule(4)),
-    Family("mimo2", WindowRule(1)),
+    Family("mimo2", WindowRule(1, is_optional=False)),
     Family("mpt", input_tensor="inpL", input_needs="position_embd.weight"),
     Family("minicpm", pins=_NO_SCALE),
     Family(
@@ -167,26 +194,28 @@ _SPECIAL = (
         refusal="the decay of its linear attention is computed from a layer's index and the number of layers",
     ),
     Family("muse-glimmer", WindowRule(4), input_tensor="embd_norm"),
-    Family("nemotron_h", state=_H),
-    Family("nemotron_h_moe", state=_H),
+    Family("nemotron_h", output_tensor="nemotron_h_block_out-{}", state=_H),
+    Family("nemotron_h_moe", output_tensor="nemotron_h_block_out-{}", state=_H),
     Family("olmo2", WindowRule(4)),
-    Family("plamo2", output_tensor="ffn_residual", state=_H),
+    Family("plamo2", output_tensor="ffn_residual-{}", state=_H),
     Family("plamo3", WindowRule(8)),
     Family("qwen35", state=_H, has_recurrent_interval=True),
     Family("qwen35moe", state=_H, has_recurrent_interval=True),
     Family("qwen3next", state=_H, has_recurrent_interval=True),
-    Family("qwen4exp", state=_H, has_recurrent_interval=True),
-    Family("rwkv6", state=_R),
-    Family("rwkv6qwen2", state=_R),
-    Family("rwkv7", state=_R),
-    Family("smallthinker", WindowRule(4, is_full_first=True), start_step=4),
+    Family("qwen4exp", state=_H, has_recurrent_interval=True, refusal=_STREAMS, needs_side_value=True),
+    # the sum of the embedding's norm and its bias has no name of its own but its place in the graph
+    Family("rwkv6", input_tensor="node_22", state=_R, step_keys=("rescale_every_n_layers",)),
+    Family("rwkv6qwen2", state=_R, refusal="llama.cpp runs no tiny model of it, so no run has proved a cut"),
+    Family("rwkv7", state=_R, refusal=_FIRST_VALUES, needs_side_value=True),
+    Family("smallthinker", WindowRule(4, is_full_first=True), start_step=4, special_counts=(4,)),
     Family("smollm3", start_step=4),
-    Family("spark2_5", WindowRule(1)),
+    Family("spark2_5", WindowRule(1, is_optional=False)),
     Family("starcoder", input_tensor="inpL"),
-    Family("step35", WindowRule(1)),
+    Family("step35", WindowRule(1, is_optional=False), output_tensor="h_nextn"),
     Family(
         "talkie",
         refusal="every layer adds the normalised embeddings again, a side value that does not travel between stages",
+        needs_side_value=True,
     ),
 )
 
@@ -194,8 +223,8 @@ HAVE_OWN_OUTPUT = frozenset(
     {"apertus", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2", "codeshell", "dbrx", "deepseek4", "dots1",
      "exaone-moe", "glm5-next", "gpt-oss", "gptneox", "hy_v4", "internlm2", "jais", "kimi-k3", "kimi-linear",
      "llada-moe", "maple", "mellum", "mimo2", "minimax-m2", "minimax-m3", "muse-glimmer", "nemotron", "olmo2", "olmoe",
-     "orion", "phi2", "phimoe", "plamo", "qwen", "qwen2moe", "rwkv6", "rwkv6qwen2", "rwkv7", "stablelm", "talkie",
-     "xverse"}
+     "orion", "phi2", "phimoe", "plamo", "qwen", "qwen2moe", "rwkv6", "rwkv6qwen2", "rwkv7", "stablelm", "step35",
+     "talkie", "xverse"}
 )  # fmt: skip
 """Architectures of which llama.cpp loads nothing without an output head beside the embedding."""
 

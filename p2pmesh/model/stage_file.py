@@ -249,8 +249,8 @@ def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | 
 
 
 def _cut_arrays(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
-    for suffix in sorted(family_rules.PER_LAYER_ARRAYS):
-        key = index.key(suffix)
+    keys = [index.key(suffix) for suffix in family_rules.PER_LAYER_ARRAYS]
+    for key in sorted([*keys, *family_rules.PLAIN_PER_LAYER_ARRAYS]):
         entry = index.metadata.get(key)
         if entry is not None and entry.element_type is not None:
             changed[key] = _array_record(key, entry, layers)
@@ -295,7 +295,7 @@ def _put_ends(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerR
         if rules.input_tensor and (not rules.input_needs or index.find_tensor(rules.input_needs) is not None):
             _put_text(changed, INPUT_TENSOR_KEY, rules.input_tensor)
     if not layers.is_last(index.layer_count) and rules.output_tensor != family_rules.USUAL_OUTPUT:
-        _put_text(changed, OUTPUT_TENSOR_KEY, f"{rules.output_tensor}-{len(layers) - 1}")
+        _put_text(changed, OUTPUT_TENSOR_KEY, rules.output_tensor.format(len(layers) - 1))
 
 
 def _flags_record(key: str, flags: tuple[bool, ...]) -> bytes:

@@ -1,8 +1,8 @@
 """Runs one tiny model whole and cut, and compares bits: ``python -m p2pmesh.adapters.llama.certify_child FIELDS``.
 
 ``FIELDS`` is JSON: ``architecture``, ``has_experts``, ``folder``, ``cases`` (a list of lists of cuts; an empty one is
-the whole model). Prints ``begin N`` before case N, and its outcome as a line of JSON after it: a failed assertion of
-llama.cpp aborts the process, and whoever started it must know which case it was.
+the whole model). Prints ``begin N REFUSAL`` before case N, and its outcome as a line of JSON after it: a failed
+assertion of llama.cpp aborts the process, and whoever started it must know which case it was.
 """
 
 import json
@@ -113,10 +113,16 @@ class _Comparison:
         if not np.isfinite(self._logits).all() or np.ptp(self._logits) == 0:
             raise P2PMeshError(ErrorCode.INTERNAL, "the whole model gives no usable logits")
 
+    def ranges(self, cuts: Sequence[int]) -> list[LayerRange]:
+        """The layers of each stage."""
+        return [LayerRange(start, end) for start, end in pairwise([0, *cuts, self._index.layer_count])]
+
+    def refusal(self, cuts: Sequence[int]) -> str:
+        """Why the rules do not permit these cuts, or empty."""
+        return next((text for layers in self.ranges(cuts) if (text := rule_refusal(self._index, layers))), "")
+
     def run(self, number: int, cuts: Sequence[int]) -> Outcome:
-        edges = [0, *cuts, self._index.layer_count]
-        ranges = [LayerRange(start, end) for start, end in pairwise(edges)]
-        refusal = next((text for layers in ranges if (text := rule_refusal(self._index, layers)) and cuts), "")
+        ranges, refusal = self.ranges(cuts), self.refusal(cuts)
         paths = [self._model.with_suffix(f".{n}.gguf") for n in range(len(ranges))]
         try:
             for path, layers in zip(paths, ranges, strict=True):
@@ -164,7 +170,7 @@ def main() -> None:
         write_tiny_model(tiny_metadata(variant), model)
     comparison = _Comparison(model)
     for number, cuts in enumerate(fields["cases"]):
-        print(f"begin {number}", flush=True)
+        print(f"begin {number} {comparison.refusal(cuts)}", flush=True)
         print(json.dumps(asdict(comparison.run(number, cuts))), flush=True)
 
 

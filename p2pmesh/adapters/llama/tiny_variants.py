@@ -52,7 +52,7 @@ _EXPERTS = (
 VARIANTS = tuple(sorted([Variant(name, False) for name in _DENSE] + [Variant(name, True) for name in _EXPERTS]))
 """All of them, in order of name."""
 
-LAYERS: Mapping[str, int] = {"gemma3n": 24, "gemma4": 10, "hrm_text": 12}
+LAYERS: Mapping[str, int] = {"gemma3n": 24, "gemma4": 10, "hrm_text": 12, "smallthinker": 16}
 """Architectures that need more than ``DEFAULT_LAYERS``."""
 
 _MLA = frozenset(
@@ -63,6 +63,8 @@ _HYBRID_HEADS = frozenset(
     {"plamo2", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "lfm2", "lfm2moe", "kimi-linear",
      "bailingmoe3", "kimi-k3", "glm5-next"}
 )  # fmt: skip
+_LISTED_HEADS = frozenset({"plamo2"})
+"""Of the hybrids, those whose files list query heads by layer too; the others list only those of keys and values."""
 _WINDOW_ARRAYS = frozenset(
     {"cohere2moe", "mimo2", "step35", "spark2_5", "muse-glimmer", "granite_swa", "dots3note", "maple"}
 )
@@ -104,12 +106,14 @@ def tiny_metadata(variant: Variant) -> dict[str, Value]:
     return {
         "general.architecture": architecture,
         **{f"{architecture}.{suffix}": value for suffix, value in suffixes.items()},
+        **({key: [1.0 + layer / 8 for layer in range(layers)] for key in _XIELU} if architecture == "apertus" else {}),
         "tokenizer.ggml.model": "test",
         "tokenizer.ggml.tokens": [f"tok_{token}" for token in range(tokens)],
         "tokenizer.ggml.scores": [0.0] * tokens,
     }
 
 
+_XIELU = ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.eps")
 _SPECIAL_VOCABULARY: Mapping[str, int] = {"qwen3tts": 3072}
 
 
@@ -128,10 +132,6 @@ def _sizes(architecture: str, layers: int) -> dict[str, Value]:
         "use_parallel_residual": False,
         "logit_scale": 1.0,
         "residual_scale": 3.5,
-        "xielu.alpha_n": [1.0] * layers,
-        "xielu.alpha_p": [1.0] * layers,
-        "xielu.beta": [1.0] * layers,
-        "xielu.eps": [1e-7] * layers,
         "swiglu_clamp_exp": [7.0] * layers if architecture == "step35" else 7.0,
         "swiglu_clamp_shexp": [7.0] * layers if architecture == "step35" else 7.0,
         "activation.situ_beta": 4.0,
@@ -148,7 +148,7 @@ def _attention(architecture: str, layers: int) -> dict[str, Value]:
         if architecture in ("nemotron_h", "nemotron_h_moe"):
             per_layer = [heads if layer % 3 == 0 else 0 for layer in range(layers)]
         kv_heads = per_layer
-        head_list = heads if architecture == "glm5-next" else per_layer
+        head_list = per_layer if architecture in _LISTED_HEADS else heads
     head = width // heads
     keys: dict[str, Value] = {
         "attention.head_count": head_list,
@@ -309,6 +309,7 @@ _SPECIAL: Mapping[str, Callable[[int], dict[str, Value]]] = {
         "expert_weights_norm": True,
         "attention.indexer.types": [1 - layer % 2 for layer in range(layers)],
     },
+    "plamo2": lambda _: {"attention.key_length": 128, "attention.value_length": 128},
     "qwen4exp": _qwen4exp,
     "glm5-next": _streams,
     "hrm_text": lambda _: {"hrm.layers_per_stack": 2, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
