@@ -17,7 +17,15 @@ from p2pmesh.adapters.model_source import paths_of_model
 from p2pmesh.adapters.package_files import is_package, usable_manifest
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.model.catalog import find_in_catalog
-from p2pmesh.model.reference import HUB_HOSTS, HubReference, NameReference, PathReference, Reference, parse_reference
+from p2pmesh.model.reference import (
+    HUB_HOSTS,
+    HUB_SCHEME,
+    HubReference,
+    NameReference,
+    PathReference,
+    Reference,
+    parse_reference,
+)
 from p2pmesh.model.shards import parse_part_name
 
 _MAX_SHOWN_CHARACTERS = 200
@@ -134,6 +142,8 @@ class ModelNames:
         kind = "a directory" if path.is_dir() else "no regular file"
         inside = [model.files[0] for model in models_in(path)][:_MAX_SHOWN_NAMES] if path.is_dir() else []
         hint = f"name the GGUF file itself, one of {', '.join(inside)}" if inside else "name the GGUF file itself"
+        if _is_repository(text):
+            hint += f", or write {HUB_SCHEME}{text} for the hub"
         raise ConfigError(ErrorCode.MODEL_NOT_A_FILE, f"{shown(text)} is {kind}: {hint}")
 
     def _unknown(self, text: str) -> ConfigError:
@@ -146,6 +156,13 @@ class ModelNames:
             ErrorCode.MODEL_NOT_FOUND,
             f"there is no model {shown(text)}; give a path to a GGUF file, org/repo of the hub, or a name: {known}",
         )
+
+
+def _is_repository(text: str) -> bool:
+    try:
+        return isinstance(parse_reference(text), HubReference)
+    except ConfigError:
+        return False
 
 
 def _matching(place: Sequence[NamedModel], name: str) -> list[NamedModel]:

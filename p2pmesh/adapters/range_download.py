@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -128,6 +128,8 @@ class _Partial:
         self.counts: list[int] = []
         known = _parse_journal(os.pread(journal, 4096, 0), wanted.size_bytes)
         self._data = os.open(self._data_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # the journal's lock is what counts; this one is seen by who removes files
+            fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if known is None or os.fstat(self._data).st_size != wanted.size_bytes:
             self.start_over(connections)
         else:

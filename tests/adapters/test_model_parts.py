@@ -117,3 +117,14 @@ async def test_two_files_of_one_name_list_both(tmp_path: Path) -> None:
         await store_of(tmp_path).resolve("same")
     assert "may mean 2 models" in raised.value.message
     assert "a/same.gguf" in raised.value.message
+
+
+async def test_a_folder_named_as_a_repository_is_told_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "repo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as raised:
+        await store_of(tmp_path).resolve("org/repo")
+    assert raised.value.code is ErrorCode.MODEL_NOT_A_FILE
+    assert "hf://org/repo for the hub" in raised.value.message

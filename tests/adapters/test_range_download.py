@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pmesh.adapters import range_download
+from p2pmesh.adapters.file_claims import claimed_alone
 from p2pmesh.adapters.range_download import (
     DigestMismatch,
     Passing,
@@ -182,6 +183,22 @@ def test_two_who_fetch_the_same_file_fetch_it_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(server.asked) == 1
+
+
+def test_a_file_that_is_being_fetched_is_seen_to_be_in_use(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Watching(Server):
+        @contextmanager
+        def open_range(self, start: int, end: int) -> Iterator[Answer]:
+            for suffix in (".incomplete", ".progress"):
+                with claimed_alone(tmp_path / f"f{suffix}") as is_free:
+                    seen.append(is_free)
+            with super().open_range(start, end) as answer:
+                yield answer
+
+    fetch(tmp_path / "f", Watching(), connections=1)
+    assert seen == [False, False]
 
 
 def test_waits_grow_up_to_their_longest() -> None:
