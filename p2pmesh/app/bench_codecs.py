@@ -26,7 +26,7 @@ _SEED = 20_260_129
 
 @dataclass(frozen=True, slots=True)
 class CodecRow:
-    """One dtype at one number of rows; the fastest of several repeats, as the machine is shared."""
+    """One dtype at one number of rows: processor time, the fastest of several repeats, as the machine is shared."""
 
     dtype: str
     rows: int
@@ -81,14 +81,14 @@ def _measure(dtype: WireDtype, count: int) -> CodecRow:
 
 
 def _fastest_s(work: Callable[[], object]) -> float:
-    """Seconds of one call, in the fastest of several loops of calls."""
-    began = time.perf_counter()
+    """Seconds of one call, of this core, in the fastest of several loops of calls."""
+    began = time.thread_time()
     work()
-    calls = max(1, int(_REPEAT_S / max(time.perf_counter() - began, 1e-7)))
+    calls = max(1, int(_REPEAT_S / max(time.thread_time() - began, 1e-7)))
     best = float("inf")
     for _ in range(_REPEATS):
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(calls):
             work()
-        best = min(best, (time.perf_counter() - began) / calls)
+        best = min(best, (time.thread_time() - began) / calls)
     return best
