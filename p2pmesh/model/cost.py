@@ -22,6 +22,11 @@ SPARE_SEQUENCES = 2
 CALL_ROWS = 64
 """Rows that an engine reserves for, unless it has more sequences."""
 
+PROCESS_BYTES = 56 * MIB
+"""An engine process with its interpreter and libraries, before it loads anything; measured."""
+VOCABULARY_ENTRY_BYTES = 384
+"""What an engine process keeps of each token of a vocabulary; measured."""
+
 _CELL_GRANULE = 256
 _LIVE_ROWS_OF_WIDTH = 4
 """Activations of one layer that are alive at the same time: residual, normed input, a projection, its sum."""
@@ -72,10 +77,10 @@ class ModelBytes:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Bytes that one stage takes, by part. All exact but ``compute_bytes``.
+    """Bytes that one stage takes, by part. All exact but ``compute_bytes`` and ``process_bytes``.
 
     ``kv_bytes`` is the whole cache, its spare cells included, and ``state_bytes`` the states of all sequences.
-    ``logits_bytes`` is what the rows of one call give out.
+    ``logits_bytes`` is what the rows of one call give out, ``process_bytes`` what the engine takes beside its buffers.
     """
 
     weights_bytes: int
@@ -85,12 +90,18 @@ class StageCost:
     state_bytes: int
     logits_bytes: int
     compute_bytes: int
+    process_bytes: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All that llama.cpp allocates and tells of."""
+        weights = self.weights_bytes + self.embedding_bytes + self.output_bytes
+        return weights + self.kv_bytes + self.state_bytes + self.logits_bytes + self.compute_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Everything together."""
-        weights = self.weights_bytes + self.embedding_bytes + self.output_bytes
-        return weights + self.kv_bytes + self.state_bytes + self.logits_bytes + self.compute_bytes
+        """Everything together: what the process takes of the machine."""
+        return self.buffer_bytes + self.process_bytes
 
 
 def cache_cells(context_tokens: int, lanes: int) -> int:
@@ -168,6 +179,7 @@ def stage_cost(model: ModelBytes, layers: LayerRange, context_tokens: int, lanes
         state_bytes=_state_bytes(states, lanes),
         logits_bytes=_logits_bytes(model, lanes, is_last=is_last) if has_vocabulary else 0,
         compute_bytes=_compute_bytes(model, context_tokens, lanes, has_vocabulary=has_vocabulary),
+        process_bytes=PROCESS_BYTES + (_vocabulary_bytes(model) if has_vocabulary else 0),
     )
 
 
@@ -177,6 +189,10 @@ def _cache_bytes(states: tuple[LayerState, ...], context_tokens: int, lanes: int
 
 def _state_bytes(states: tuple[LayerState, ...], lanes: int) -> int:
     return sum(state.bytes_per_sequence for state in states) * (lanes + SPARE_SEQUENCES)
+
+
+def _vocabulary_bytes(model: ModelBytes) -> int:
+    return model.vocabulary_size * VOCABULARY_ENTRY_BYTES
 
 
 # --- buffers of a call
@@ -247,10 +263,10 @@ def planning_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> Plannin
         for weights, state in zip(model.layer_bytes, model.layer_states, strict=True)
     )
     compute = _layers_compute_bytes(model, context_tokens, lanes)
-    head = max(0, _head_compute_bytes(model, lanes) - compute)
+    head = max(0, _head_compute_bytes(model, lanes) - compute) + _vocabulary_bytes(model)
     first = model.embedding_bytes + head + _logits_bytes(model, lanes, is_last=False)
     last = model.output_bytes + head + _logits_bytes(model, lanes, is_last=True)
-    stage = model.shared_bytes + compute + _empty_embedding_bytes(model.hidden_size)
+    stage = PROCESS_BYTES + model.shared_bytes + compute + _empty_embedding_bytes(model.hidden_size)
     whole = stage_cost(model, LayerRange(0, model.layer_count), context_tokens, lanes).total_bytes
     return PlanningBytes(
         layer_bytes=per_layer,

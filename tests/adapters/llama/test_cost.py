@@ -49,7 +49,7 @@ class Row:
     @property
     def total_error(self) -> float:
         total = sum(self.said[part] for part in ("model", "KV", "RS", "compute", "output"))
-        return self.cost.total_bytes / total - 1
+        return self.cost.buffer_bytes / total - 1
 
     def line(self) -> str:
         cost, said = self.cost, self.said
