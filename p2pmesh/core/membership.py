@@ -24,7 +24,7 @@ answer) makes no object but the effect, and costs a few dictionary accesses. ``d
 before anything is due, never after.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
 
@@ -203,11 +203,16 @@ class MembershipMachine(Generic[A]):
     def find(self, peer: PeerId) -> A | None:
         """The announcement of a peer that counts (alive or suspect), the very object that came."""
         member = self._members.get(peer)
-        return None if member is None else cast(A, member.announcement)
+        return None if member is None else member.announcement  # type: ignore[return-value]  # a cast is a call
 
     def announcements(self) -> tuple[A, ...]:
         """Those of all peers that count, by peer id."""
-        return tuple(cast(A, self._members[peer].announcement) for peer in sorted(self._members))
+        members = self._members
+        return tuple([members[peer].announcement for peer in sorted(members)])  # type: ignore[misc]
+
+    def peers(self) -> KeysView[PeerId]:
+        """The peers that count, now and later: the view stays and follows."""
+        return self._members.keys()
 
     def candidate(self, peer: PeerId) -> A | None:
         """What a failed peer says that must first prove itself by an answer: where else would it be asked?"""
@@ -311,8 +316,9 @@ class MembershipMachine(Generic[A]):
         return () if self._is_change is None else self._changed(before, announcement)
 
     def _changed(self, before: Announced, after: Announced) -> tuple[Effect, ...]:
-        is_change = self._is_change is not None and self._is_change(cast(A, before), cast(A, after))
-        return (PeerChanged(PeerId(after.peer_id)),) if is_change else ()
+        if self._is_change is None or not self._is_change(before, after):  # type: ignore[arg-type]
+            return ()
+        return (PeerChanged(PeerId(after.peer_id)),)
 
     def _on_new_life(self, peer: PeerId, member: _Member) -> tuple[Effect, ...]:
         """A restart ends every doubt about the life before it; reports of that life were true."""
@@ -507,8 +513,9 @@ class MembershipMachine(Generic[A]):
         member.witness = None
         if member.state is MemberState.ALIVE and not inquiry.reporters:
             return ()
-        # In time only: one that was slow may have looked dead to an honest reporter.
-        false = inquiry.reporters if inquiry.phase is _Phase.DIRECT else ()
+        # In time only: one that was slow may have looked dead to an honest reporter. A mere handshake (0) may be that
+        # of the peer's next life.
+        false = inquiry.reporters if inquiry.phase is _Phase.DIRECT and rtt_us else ()
         return self._heard(peer, member, None, now) + self._mute(false, now)
 
     def _heard(self, peer: PeerId, member: _Member, witness: PeerId | None, now: Micros) -> tuple[Effect, ...]:
@@ -554,14 +561,21 @@ class MembershipMachine(Generic[A]):
 
     def _choose_helpers(self, peer: PeerId) -> list[PeerId]:
         """Drawn among the members that are alive; the connected ones come first, for they can be asked at once."""
-        chosen: list[PeerId] = []
-        connected = [other for other in self._connected if self._can_help(other, peer)]
+        chosen = self._draw_of(
+            [other for other in self._connected if self._can_help(other, peer)], self._policy.helpers
+        )
+        missing = self._policy.helpers - len(chosen)
+        if not missing:
+            return chosen  # as mostly: the rest of the view is not looked through
         rest = [other for other in self._order if other not in self._connected and self._can_help(other, peer)]
-        for pool in (connected, rest):
-            while pool and len(chosen) < self._policy.helpers:
-                index = self._draws.below(len(pool))
-                pool[index], pool[-1] = pool[-1], pool[index]
-                chosen.append(pool.pop())
+        return chosen + self._draw_of(rest, missing)
+
+    def _draw_of(self, pool: list[PeerId], count: int) -> list[PeerId]:
+        chosen: list[PeerId] = []
+        while pool and len(chosen) < count:
+            index = self._draws.below(len(pool))
+            pool[index], pool[-1] = pool[-1], pool[index]
+            chosen.append(pool.pop())
         return chosen
 
     def _can_help(self, other: PeerId, peer: PeerId) -> bool:

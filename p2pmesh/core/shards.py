@@ -7,6 +7,7 @@ depth 0, one topic.
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_SHARD_DEPTH
@@ -39,6 +40,7 @@ class ShardPolicy:
 DEFAULT_POLICY = ShardPolicy()
 
 
+@lru_cache(maxsize=16_384)
 def shard_bits_of(peer: PeerId, depth: int = MAX_SHARD_DEPTH) -> str:
     """The leading bits of sha256 of the peer id, as text of 0 and 1: the name of its shard at that depth."""
     head = int.from_bytes(hashlib.sha256(peer.encode()).digest()[:4], "big")
@@ -64,7 +66,7 @@ def announcement_interval_us(live_count: int, policy: ShardPolicy = DEFAULT_POLI
     return max(policy.shortest_interval_us, min(policy.longest_interval_us, wanted))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: a simulation makes millions
 class PeerHeard:
     """A live peer is in the view; it announces at ``depth``. Again when that changed."""
 
@@ -116,7 +118,18 @@ Effect = Listen | StopListening | Moved
 class ShardMachine:
     """One peer's place among the shards. Starts at depth 0, listening to ``listen_bits``."""
 
-    __slots__ = ("_depth", "_depths", "_is_new", "_matching", "_peers", "_policy", "_small_since", "bits", "own_peer")
+    __slots__ = (
+        "_count",
+        "_depth",
+        "_depths",
+        "_is_new",
+        "_matching",
+        "_peers",
+        "_policy",
+        "_small_since",
+        "bits",
+        "own_peer",
+    )
 
     def __init__(self, own_peer: PeerId, policy: ShardPolicy = DEFAULT_POLICY) -> None:
         self.own_peer = own_peer
@@ -129,6 +142,8 @@ class ShardMachine:
         """Peer: how many leading bits it shares with us, and its depth."""
         self._matching = [0] * (policy.max_depth + 1)
         self._depths = [0] * (policy.max_depth + 1)
+        self._count = 0
+        """Peers of our shard: what ``_matching`` adds up to from our depth on."""
         self._small_since: Micros | None = None
 
     # --- what others ask
@@ -158,7 +173,7 @@ class ShardMachine:
     @property
     def shard_count(self) -> int:
         """Other live peers of our shard that we know."""
-        return sum(self._matching[self._depth :])
+        return self._count
 
     @property
     def interval_us(self) -> int:
@@ -196,6 +211,7 @@ class ShardMachine:
                 return False
             shared = _shared_length(self.bits, shard_bits_of(peer, self._policy.max_depth))
             self._matching[shared] += 1
+            self._count += shared >= self._depth
         elif known[1] == depth:
             return False
         else:
@@ -210,6 +226,7 @@ class ShardMachine:
         if known is None:
             return False
         self._matching[known[0]] -= 1
+        self._count -= known[0] >= self._depth
         self._depths[known[1]] -= 1
         return True
 
@@ -218,6 +235,7 @@ class ShardMachine:
         self._depth = self._wanted_depth(now)
         if self._depth == depth:
             return ()
+        self._count = sum(self._matching[self._depth :])
         before, left_bits = listening_bits(self.bits, depth, self._policy.max_depth), self.bits[:depth]
         self._small_since = None
         self._note_size(now)
@@ -254,6 +272,8 @@ class ShardMachine:
     def _median_depth(self) -> int:
         """The lower median of what others announce: a minority cannot move it."""
         left = (len(self._peers) + 1) // 2
+        if 2 * self._depths[self._depth] > len(self._peers):
+            return self._depth  # as most are
         for depth, count in enumerate(self._depths):
             left -= count
             if left <= 0:
@@ -262,4 +282,4 @@ class ShardMachine:
 
 
 def _shared_length(one: str, other: str) -> int:
-    return len(one) - (int(one or "0", 2) ^ int(other or "0", 2)).bit_length()
+    return len(one) if one == other else len(one) - (int(one or "0", 2) ^ int(other or "0", 2)).bit_length()

@@ -8,7 +8,6 @@ always valid here. A process that is killed resets its connections; that a machi
 
 from functools import partial
 
-from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, shards
 from p2pmesh.core.membership import AnnouncementReceived, ConnectionLost, ConnectionOpened
@@ -241,16 +240,18 @@ class Arrivals:
     def _hand_known(self, giver: Member, taker: Member) -> None:
         """What the giver knows of the taker's shards, up to a welcome's bound, beginning anywhere."""
         machine = giver.machine
-        known = machine.announcements()
-        if not known:
+        unknown = sorted((giver.viewed - taker.viewed).difference((taker.peer_id,)))
+        if not unknown:
             return
-        turn = self._draws.below(len(known))
+        turn = self._draws.below(len(unknown))
         topics = taker.topics
         left = HANDED_ANNOUNCEMENTS
-        for said in known[turn:] + known[:turn]:
+        for peer_id in unknown[turn:] + unknown[:turn]:
+            said = machine.find(peer_id)
+            if said is None:
+                continue  # gone while the taker took the others
             bits = self._world.traits[said.number].bits[: said.shard_depth]
-            is_wanted = bits in topics and taker.machine.find(said.peer_id) is None
-            if is_wanted and not machine.is_in_doubt(PeerId(said.peer_id)):
+            if bits in topics and not machine.is_in_doubt(peer_id):
                 self._hand(taker, said)
                 left -= 1
                 if left == 0:

@@ -189,7 +189,7 @@ class Audit:
         if end.incarnation != ended.incarnation:
             return
         peer_id = ended.peer_id
-        for member in world.live:
+        for member in [member for member in world.live if peer_id in member.viewed]:
             said = member.machine.find(peer_id)
             if said is not None and said.incarnation <= ended.incarnation:
                 self.believed_late += 1

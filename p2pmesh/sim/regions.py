@@ -15,6 +15,7 @@ class Regions:
         self._seed = mixed(seed)
         self._draws = mixed(self._seed)
         self._regions: list[int] = []
+        self._spread, self._jitter = links.spread_percent, links.jitter_percent
         self._slow: dict[int, int] = {}
         self._boundary: int | None = None
 
@@ -36,12 +37,14 @@ class Regions:
 
     def one_way_us(self, a: int, b: int) -> int:
         """From a to b now, jitter included."""
-        links = self._links
-        base_us = links.one_way_us[self.region(a)][self.region(b)]
-        pair = mixed(self._seed ^ (a << 32 | b if a < b else b << 32 | a))
-        base_us = base_us * links.spread_percent[pair % len(links.spread_percent)] // 100
+        low, high = (a, b) if a < b else (b, a)
+        regions, spread, jitters = self._regions, self._spread, self._jitter
+        if high >= len(regions):
+            self.region(high)
+        base_us = self._links.one_way_us[regions[a]][regions[b]]
+        base_us = base_us * spread[mixed(self._seed ^ (low << 32 | high)) % len(spread)] // 100
         self._draws = draws = self._draws + 1
-        jitter = links.jitter_percent[mixed(draws) % len(links.jitter_percent)]
+        jitter = jitters[mixed(draws) % len(jitters)]
         slow = self._slow
         return base_us + base_us * jitter // 100 + (slow.get(a, 0) + slow.get(b, 0) if slow else 0)
 
