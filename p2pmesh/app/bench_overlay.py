@@ -335,7 +335,10 @@ class _OverlayBench:
         await self._nodes[name].process.wait()
         killed_ms = _now_ms()
         node = await self._start(nursery, name, ("--join", invite))
-        await node.wait_for("joined")
+        try:
+            await node.wait_for("joined")
+        except Refused as error:  # a figure like any other: what was measured before must not be lost with it
+            return {"error": error.message, "output": list(node.events)[-10:]}
         joined_ms = _now_ms()
         await trio.sleep(max(SETTLE_S, 3 * GRACE_S))
         others = [other for other in self._nodes if other != name]
