@@ -330,9 +330,13 @@ class MembershipMachine(Generic[A]):
         return (PeerRecovered(peer), PeerChanged(peer))
 
     def _on_word_of_suspect(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
-        """It was signed lately, perhaps just before the end: worth another probe, not belief."""
+        """It was signed lately, perhaps just before the end: worth another probe, not belief.
+
+        Nor patience without end: a peer that speaks and never answers is no use to anyone.
+        """
         inquiry = self._inquiries[peer]
-        inquiry.fails_at = Micros(now + self._policy.suspect_us)
+        longest = inquiry.began_at + self._policy.longest_suspicion_us
+        inquiry.fails_at = Micros(max(inquiry.fails_at or now, min(now + self._policy.suspect_us, longest)))
         if inquiry.phase is not _Phase.GIVEN_UP:
             return ()
         return self._ask_directly(peer, inquiry, now)

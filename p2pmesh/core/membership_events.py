@@ -47,6 +47,8 @@ class MembershipPolicy:
     helpers: int = 3
     indirect_timeout_us: int = 5_000_000
     suspect_us: int = 10_000_000
+    longest_suspicion_us: int = 40_000_000
+    """However often a suspect speaks without answering."""
     tombstone_us: int = 300_000_000
     mute_us: int = 600_000_000
     asymmetry_repeat_us: int = 3_600_000_000

@@ -162,10 +162,8 @@ class Liveness:
                 self._start(self._probe_through, helper, peer, ticket)
             case membership.ReportDown(peer, incarnation):
                 self._report_down(peer, incarnation)
-            case membership.RefuteSelf(reporter):
-                self._board.speak_up()
-                if not self._overlay.is_admitted(reporter):
-                    self._tell_asymmetry(self._overlay.own_peer, reporter, self._overlay.own_peer)
+            case membership.RefuteSelf():
+                self._board.speak_up()  # whether it can reach us is its finding to make: we are no witness of ourselves
             case membership.AsymmetryFound(peer, witness):
                 if not self._is_unwelcome(peer):
                     self._tell_asymmetry(peer, self._overlay.own_peer, witness)
@@ -222,6 +220,7 @@ class Liveness:
                     self._board.tell(membership.ProbeUnanswered(peer, ticket))
                 else:
                     self._unwelcome.pop(peer, None)
+                    self._asymmetries.pop((peer, self._overlay.own_peer), None)
                     self._board.tell(membership.ProbeAnswered(peer, ticket, rtt_us))
 
     async def _ask_or_knock(self, peer: PeerId) -> int:
@@ -235,7 +234,7 @@ class Liveness:
         await self._overlay.ensure_admitted(peer)
         started = self._ports.clock.now()
         await self._ask(peer, self._ports.entropy.random_bytes(ID_BYTES))
-        return self._ports.clock.now() - started
+        return max(1, self._ports.clock.now() - started)
 
     def _has_enough_connections(self) -> bool:
         if not self._board.is_large:
@@ -367,9 +366,13 @@ class Liveness:
             self._board.tell(membership.LeavingHeard(peer, note.incarnation))
             return
         key = (note.speaker, peer, note.issued_unix_ms)
-        if key not in self._seen:
+        if key not in self._seen and not self._is_of_our_life_before(note):
             _remember(self._seen, key, None)
             self._board.tell(membership.DownReported(note.speaker, peer, note.incarnation))
+
+    def _is_of_our_life_before(self, note: DownReport) -> bool:
+        """Whether it says that we died before this start: that was true, and its writer is no liar."""
+        return note.peer_id == self._overlay.own_peer and note.incarnation < self._board.own().incarnation
 
     def _is_worth_passing(self, data: bytes) -> bool:
         """Checked, of now, from a speaker who neither lies nor floods."""
@@ -396,9 +399,15 @@ class Liveness:
         return {view.peer: _describe(view, self._names.get(view.peer, ""), now) for view in self._board.views()}
 
     def describe_asymmetries(self) -> list[dict[str, str]]:
-        """Pairs that do not see each other both ways, of the last hour."""
+        """Pairs that do not see each other both ways, of the last hour; not those that are connected by now."""
         now = self._ports.clock.now()
-        return [{"peer_id": peer, "unreached_by": by} for (peer, by), until in self._asymmetries.items() if until > now]
+        for pair in [pair for pair, until in self._asymmetries.items() if until <= now or self._is_direct(*pair)]:
+            del self._asymmetries[pair]
+        return [{"peer_id": peer, "unreached_by": by} for peer, by in self._asymmetries]
+
+    def _is_direct(self, peer: PeerId, by: PeerId) -> bool:
+        other = peer if by == self._overlay.own_peer else by
+        return self._overlay.is_admitted(other)
 
 
 def _describe(view: membership.MemberView, name: str, now: Micros) -> dict[str, Any]:

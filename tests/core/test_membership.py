@@ -486,6 +486,13 @@ def test_a_report_is_verified_and_a_false_one_mutes_its_reporter() -> None:
     assert kinds(life.tell(DownReported(B, C, 1))) == [SendProbe]
 
 
+def test_a_handshake_alone_convicts_no_reporter_for_it_may_be_that_of_the_next_life() -> None:
+    life = Life(A, B, C)
+    life.tell(DownReported(B, A, 1))
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 0)) == []
+    assert life.state(A) is MemberState.ALIVE
+
+
 def test_a_reporter_of_many_falsehoods_is_muted_once() -> None:
     life = Life(A, B, C)
     life.tell(DownReported(B, A, 1), DownReported(B, C, 1))

@@ -284,6 +284,10 @@ async def test_a_peer_that_only_a_helper_reaches_counts_and_the_asymmetry_is_tol
         assert health_at(hub, b.peer)["health"] == "alive"
         await trio.sleep(1900)
         assert len(a.told("visibility_asymmetric")) == 2
+        mesh.overlay.mend(a.peer, b.peer)
+        await trio.sleep(120)
+        assert health_at(a, b.peer)["is_direct"]
+        assert [node.node.status()["asymmetries"] for node in (a, b)] == [[], []]
 
 
 # --- liars ------------------------------------------------------------------------
@@ -314,6 +318,24 @@ async def test_a_peer_that_is_reported_speaks_up(autojump_clock: MockClock) -> N
         with trio.fail_after(3):
             while (now := board.find(a.peer)) is None or now.sequence <= before.sequence:
                 await board.handled.wait_beyond(board.handled.count)
+
+
+async def test_a_true_report_of_the_life_before_mutes_nobody(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, honest, restarted = await crowd(mesh, "honest", "restarted")
+        said = report(founder.node.overlay.mesh_id, "honest", restarted)
+        await mesh.kill(restarted)
+        again = await mesh.start("restarted", founder.node.overlay.make_invite())
+        await again.node.overlay.join()
+        await honest.network.publish(topic_of(founder.node.overlay.mesh_id), said)
+        await trio.sleep(30)
+        assert [node.told("reporter_muted") for node in (founder, again)] == [[], []]
+        assert again.told("visibility_asymmetric") == []
+        now = report(founder.node.overlay.mesh_id, "honest", again)
+        await honest.network.publish(topic_of(founder.node.overlay.mesh_id), now)
+        assert await again.wait_told("reporter_muted") == {"peer_id": honest.peer, "name": "honest"}
+        assert again.told("visibility_asymmetric") == []
+        assert again.node.status()["asymmetries"] == []
 
 
 async def test_a_report_counts_once_however_often_it_is_said(autojump_clock: MockClock) -> None:
