@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from p2pmesh.adapters import model_files as files
+from p2pmesh.adapters.identity import Ed25519Verifier
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import Digest, OwnerId
@@ -369,11 +370,11 @@ class PackageSource:
 
 
 def usable_manifest(directory: Path) -> PackageManifest:
-    """The manifest, if it breaks no rule by itself; ``ConfigError(PACKAGE_INVALID)`` with the first that it breaks."""
+    """The manifest, if neither it nor its signature breaks a rule; ``ConfigError(PACKAGE_INVALID)`` names the first."""
     manifest = load_manifest(directory)
     if isinstance(manifest, Violation):
         raise _broken(directory, manifest.text)
-    violations = check_manifest(manifest)
+    violations = (*check_manifest(manifest), *check_signature(manifest, Ed25519Verifier().is_signature_of)[1])
     if violations:
         raise _broken(directory, violations[0].text)
     return manifest

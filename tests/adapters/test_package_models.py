@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.owner_keystore import OwnerKey
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.package_layout import artifacts_of_range
+from p2pmesh.wire.package import encode_statement
 from tests.fakes.packages import change_manifest, package_of
 from tests.fakes.tiny_gguf import tiny_llama
 
@@ -114,3 +116,15 @@ async def test_a_broken_manifest_is_told_of(package: Path, tmp_path: Path) -> No
         await store_at(tmp_path / "home").resolve(str(package))
     assert caught.value.code is ErrorCode.PACKAGE_INVALID
     assert "schema 2" in caught.value.message
+
+
+async def test_a_package_whose_signature_is_of_another_is_not_served(tmp_path: Path) -> None:
+    key = OwnerKey.generate()
+    package = package_of(
+        MODEL, tmp_path / "package", sign=lambda name, digest: encode_statement(name, digest, key.public_key, key.sign)
+    )
+    assert (await store_at(tmp_path / "home").resolve(str(package))).name == "tiny"
+    change_manifest(package, lambda fields: fields.update(model_id="another"))
+    with pytest.raises(ConfigError) as caught:
+        await store_at(tmp_path / "home").resolve(str(package))
+    assert caught.value.code is ErrorCode.PACKAGE_INVALID
