@@ -10,6 +10,8 @@ import trio
 from p2pmesh.adapters.llama.channel import Channel
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
 from p2pmesh.base.limits import MAX_LANES
+from p2pmesh.wire.activation import row_bytes
+from p2pmesh.wire.dtype import LOSSY_DTYPES
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
 from p2pmesh.wire.stage import FrameKind, StageFrame, WireDtype, decode_error
 from tests.adapters.llama.conftest import CUTS, LAYERS
@@ -36,14 +38,15 @@ async def test_two_stages_give_the_tokens_of_one(launcher, make_spec, family, pa
         assert len(set(expected)) > 1
 
 
-async def test_activations_travel_as_f16_when_asked(launcher, make_spec):
-    async with launcher.launch(make_spec("llama", 0, 2, wire_dtype=WireDtype.F16)) as first:
+@pytest.mark.parametrize("dtype", [WireDtype.F32, *LOSSY_DTYPES], ids=lambda dtype: dtype.label)
+async def test_activations_travel_as_asked(launcher, make_spec, dtype):
+    async with launcher.launch(make_spec("llama", 0, 2, wire_dtype=dtype)) as first:
         dialogue = Dialogue([first])
         await dialogue.begin(3)
         await first.send(dialogue.frame(FrameKind.PREFILL, 0, [5, 6, 7]))
         frame = await first.receive()
-        assert (frame.kind, frame.dtype, frame.tokens) == (FrameKind.PREFILL, WireDtype.F16, (5, 6, 7))
-        assert len(frame.body) == 3 * first.facts.hidden_size * 2
+        assert (frame.kind, frame.dtype, frame.tokens) == (FrameKind.PREFILL, dtype, (5, 6, 7))
+        assert len(frame.body) == 3 * row_bytes(dtype, first.facts.hidden_size)
 
 
 async def test_a_neighbour_changes_nothing(launcher, make_spec):
