@@ -17,6 +17,7 @@ from p2pmesh.adapters.llama.wire_trial import WireTrialRequest, run_wire_trial, 
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.wire_certificates import certificate_to_json, load_certificate, store_certificate
 from p2pmesh.app.certify_text import CERTIFY_TEXT
+from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.core.wire_certificate import CutRecord, WireCertificate
@@ -49,8 +50,8 @@ class CertifyWireOptions:
 
 def certify_wire(options: CertifyWireOptions, out: TextIO) -> int:
     """Measures cut by cut, prints each as it is done, stores the certificate after each; 0."""
-    store = DiskModelStore(options.home / "models", options.home / "cache")
-    model = trio.run(store.resolve, options.model)
+    access = open_access(options.home)
+    store, model = access.store, trio.run(access.obtain, options.model, lambda _: None)
     cuts = _choose_cuts(model, options)
     certificate = load_certificate(options.home, model.digest)
     if not options.is_json:

@@ -90,13 +90,9 @@ class WireCertificate:
         cuts = sorted(record.cut for record in self.cuts)
         return tuple(cut for cut in cuts if self.judge(dtype, cut).verdict is WireVerdict.VALIDATED)
 
-    def overall(self, dtype: WireDtype) -> WireVerdict:
-        """Rejected if it is anywhere, validated if it is wherever it was measured."""
-        verdicts = {self.judge(dtype, record.cut).verdict for record in self.cuts}
-        for verdict in (WireVerdict.REJECTED, WireVerdict.UNTESTED):
-            if verdict in verdicts:
-                return verdict
-        return WireVerdict.VALIDATED if verdicts else WireVerdict.UNTESTED
+    def is_tested(self, dtype: WireDtype) -> bool:
+        """Whether there is a verdict at any cut."""
+        return any(self.judge(dtype, record.cut).verdict is not WireVerdict.UNTESTED for record in self.cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +159,7 @@ def clear_wire(
     if dtype in (WireDtype.NONE, WireDtype.F32):
         return WireClearance(None, "")
     command = f"`p2pmesh certify wire {reference}`"
-    if certificate is not None and certificate.overall(dtype) is not WireVerdict.UNTESTED:
+    if certificate is not None and certificate.is_tested(dtype):
         cuts = certificate.validated_cuts(dtype)
         where = f"only at {', '.join(map(str, cuts))}" if cuts else "nowhere"
         text = f"{dtype.label} is certified {where} for this model; use f32, or run {command} with --cuts all"

@@ -72,10 +72,19 @@ def test_a_certificate_speaks_of_measured_cuts_only() -> None:
     assert held.validated_cuts(Q8) == (7,)
     assert held.validated_cuts(BF16) == ()
     assert [held.judge(dtype, 8).verdict for dtype in LOSSY_DTYPES] == [WireVerdict.UNTESTED] * 5
-    assert [held.overall(dtype) for dtype in (F16, Q8, BF16)] == [
-        WireVerdict.VALIDATED, WireVerdict.REJECTED, WireVerdict.UNTESTED,
-    ]  # fmt: skip
-    assert certificate().overall(F16) is WireVerdict.UNTESTED
+    assert [held.is_tested(dtype) for dtype in (F16, Q8, BF16)] == [True, True, False]
+    assert not certificate().is_tested(F16)
+
+
+def test_a_dtype_is_clear_at_one_cut_though_others_were_measured_without_it() -> None:
+    held = certificate(record(7, F16=FLOOR), record(15, Q8_ROW=FLOOR))
+    assert clear_wire(F16, held, None, "m").cuts == {7}
+    assert clear_wire(Q8, held, None, "m").cuts == {15}
+
+
+def test_a_trial_of_few_tokens_clears_nothing() -> None:
+    short = replace(record(7, F16=FLOOR), tokens=63)
+    assert clear_wire(F16, certificate(short), None, "m").cuts == frozenset()
 
 
 def reviewed(architecture: str, layers: int, width: int, *, wire: WireDtype = F16) -> ReviewedRecord:
