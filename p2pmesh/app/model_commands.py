@@ -157,6 +157,8 @@ def _describe(model: ModelFile, options: ModelsOptions) -> dict[str, Any]:
         "tensor_count": len(index.tensors),
         "tensor_types": list(facts.tensor_types),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "state_bytes_per_sequence": facts.state_bytes_per_sequence,
+        "activation_bytes_per_token": facts.activation_bytes_per_token,
         "permitted_cuts": cuts,
         "cut_refusal": facts.cut_refusal,
         "fits": _fits(measure_model(index), bool(cuts), options),

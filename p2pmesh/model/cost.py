@@ -12,7 +12,7 @@ from p2pmesh.base.quantities import MIB
 from p2pmesh.model.families import window_pattern
 from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor, padded
-from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, layer_states
+from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, head_widths, layer_states
 from p2pmesh.model.stage_file import EMPTY_VOCABULARY_TOKENS
 
 SPARE_CELLS = 64
@@ -285,7 +285,7 @@ def _widest_row(index: GgufIndex) -> int:
     """Elements of the widest row inside a layer: the feed-forward of all experts in use, or all query heads."""
     keys = ("attention.head_count", "feed_forward_length", "expert_feed_forward_length", "expert_used_count")
     heads, feed_forward, expert, used = (_largest(index, key) for key in keys)
-    queries = heads * (index.key_length if heads else 0)
+    queries = heads * head_widths(index)[0]
     inner = index.number("ssm.inner_size") or 0 if any(s.bytes_per_sequence for s in layer_states(index)) else 0
     experts = used * expert if index.number("expert_count") else 0
     return max(queries, feed_forward, experts, inner, index.hidden_size)

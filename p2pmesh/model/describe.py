@@ -6,6 +6,7 @@ from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.cost import measure_model
 from p2pmesh.model.families import cut_refusal, permitted_cuts, window_pattern
 from p2pmesh.model.gguf import GgufIndex
+from p2pmesh.model.sequence_state import head_widths
 from p2pmesh.model.tensor_types import TENSOR_TYPES
 
 
@@ -31,6 +32,8 @@ class ModelDescription:
     output_bytes: int
     is_output_tied: bool
     kv_bytes_per_token: int
+    state_bytes_per_sequence: int
+    activation_bytes_per_token: int
     tensor_types: tuple[str, ...]
     cut_count: int
     cut_refusal: str
@@ -39,6 +42,7 @@ class ModelDescription:
 def describe_model(index: GgufIndex) -> ModelDescription:
     """The facts of a supported model; ``head_count`` and ``kv_head_count`` are those of its widest layer."""
     cost = measure_model(index)
+    key_length, value_length = head_widths(index)
     cuts = permitted_cuts(index)
     refusal = None if cuts or index.layer_count == 1 else cut_refusal(index, LayerRange(0, 1))
     return ModelDescription(
@@ -48,8 +52,8 @@ def describe_model(index: GgufIndex) -> ModelDescription:
         hidden_size=index.hidden_size,
         head_count=max(index.head_counts),
         kv_head_count=max(index.kv_head_counts),
-        key_length=index.key_length,
-        value_length=index.value_length,
+        key_length=key_length,
+        value_length=value_length,
         context_length=index.context_length,
         vocabulary_size=index.vocabulary_size,
         sliding_window=index.sliding_window,
@@ -60,6 +64,8 @@ def describe_model(index: GgufIndex) -> ModelDescription:
         output_bytes=cost.output_bytes,
         is_output_tied=cost.is_tied,
         kv_bytes_per_token=sum(cost.kv_bytes_per_token),
+        state_bytes_per_sequence=sum(cost.state_bytes_per_sequence),
+        activation_bytes_per_token=cost.activation_bytes_per_token,
         tensor_types=_tensor_types(index),
         cut_count=len(cuts),
         cut_refusal=refusal or "",

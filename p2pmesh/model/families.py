@@ -23,6 +23,7 @@ from p2pmesh.model.family_rules import INPUT_TENSORS as INPUT_TENSORS  # for tho
 from p2pmesh.model.family_rules import OUTPUT_TENSORS as OUTPUT_TENSORS
 from p2pmesh.model.family_verdicts import verdict_of
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor
+from p2pmesh.model.sequence_state import layer_states
 
 
 def family_of(index: GgufIndex) -> Family:
@@ -44,7 +45,9 @@ def check_model(index: GgufIndex) -> None:
     family_of(index)
     _check_is_whole(index)
     layer_count, _ = index.layer_count, index.hidden_size
-    _ = index.kv_head_counts, index.key_length, index.value_length
+    if rules_of(index.architecture).state is not SequenceState.RECURRENT:  # such a file says that it has no heads
+        _ = index.kv_head_counts, index.key_length, index.value_length
+    layer_states(index)
     held = {parts[0] for tensor in index.tensors if (parts := layer_of_tensor(tensor.name))}
     if not held.issuperset(range(layer_count)) or max(held) >= layer_count + index.predictor_count:
         raise ConfigError(

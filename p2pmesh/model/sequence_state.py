@@ -60,6 +60,11 @@ def layer_states(index: GgufIndex) -> tuple[LayerState, ...]:
     return tuple(states)
 
 
+def head_widths(index: GgufIndex) -> tuple[int, int]:
+    """Width of a key's and a value's head; 0 for a file without heads."""
+    return _width(index, "attention.key_length"), _width(index, "attention.value_length")
+
+
 def has_attention(index: GgufIndex) -> bool:
     """Whether any layer attends to earlier tokens by cells."""
     return any(state.bytes_per_token for state in layer_states(index))

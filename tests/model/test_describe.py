@@ -14,6 +14,7 @@ def test_facts_of_a_tiny_gemma3() -> None:
     assert (description.head_count, description.kv_head_count) == (4, 1)
     assert (description.sliding_window, description.windowed_layer_count) == (16, 7)
     assert description.kv_bytes_per_token == 8 * 1 * (16 + 16) * 2
+    assert (description.state_bytes_per_sequence, description.activation_bytes_per_token) == (0, 64 * 4)
     assert description.size_bytes == len(data)
     assert description.tensor_types == ("F32",)
     assert description.is_output_tied

@@ -2,6 +2,7 @@
 
 import pytest
 
+from p2pmesh.model.describe import describe_model
 from p2pmesh.model.gguf import GgufIndex, ValueType, read_index
 from p2pmesh.model.sequence_state import LayerState, has_attention, layer_states
 from tests.fakes.memory_source import MemorySource
@@ -61,6 +62,14 @@ def test_a_recurrent_layer_keeps_a_state_of_each_sequence() -> None:
     assert layer_states(model("mamba", *scan("mamba")))[0].bytes_per_sequence == (3 * 128 + 16 * 128) * 4
     time_mix = model("rwkv7", number("rwkv7.wkv.head_size", 16))
     assert layer_states(time_mix)[0] == LayerState(0, (2 * 64 + 64 * 16) * 4)
+
+
+def test_a_recurrent_model_says_that_it_has_no_heads() -> None:
+    index = model("mamba2", *scan("mamba2"), heads=0)
+    assert layer_states(index)[0].bytes_per_token == 0
+    described = describe_model(index)
+    assert (described.head_count, described.key_length, described.kv_bytes_per_token) == (0, 0, 0)
+    assert described.state_bytes_per_sequence == 4 * layer_states(index)[0].bytes_per_sequence
 
 
 def test_hybrids_keep_one_or_the_other_or_both() -> None:
