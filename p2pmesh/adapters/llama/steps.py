@@ -49,7 +49,11 @@ _SCRATCH_TOKEN = 0
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """What a stage is and may hold. ``vocabulary_size`` None: this stage cannot check token ids."""
+    """What a stage is and may hold.
+
+    ``vocabulary_size`` None: this stage cannot check token ids. ``can_roll_back`` false: what it holds of a sequence is
+    one state, which can only be dropped as a whole.
+    """
 
     is_first: bool
     is_last: bool
@@ -58,6 +62,7 @@ class StageShape:
     context_tokens: int
     lanes: int
     wire_dtype: WireDtype
+    can_roll_back: bool = True
 
 
 class SingleRow(StrEnum):
@@ -157,6 +162,12 @@ class Stepper:
             raise RemoteProtocolError(
                 ErrorCode.FRAME_POSITION_INVALID, f"rows at {frame.position}, held are {len(lane.history)}"
             )
+        if 0 < frame.position < len(lane.history) and not self._shape.can_roll_back:
+            raise RemoteProtocolError(
+                ErrorCode.CANNOT_ROLLBACK,
+                f"rows at {frame.position}, held are {len(lane.history)}, and its state cannot go back: "
+                "replay the sequence from position 0",
+            )
         if frame.position + len(frame.tokens) > self._shape.context_tokens:
             raise RemoteProtocolError(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the context holds {self._shape.context_tokens} tokens"
@@ -174,6 +185,9 @@ class Stepper:
             return None
         if frame.dtype is WireDtype.NONE:
             raise RemoteProtocolError(ErrorCode.FRAME_DTYPE_INVALID, "rows without their activation")
+        if frame.dtype is not self._shape.wire_dtype and frame.dtype is not WireDtype.F32:
+            text = f"rows in {frame.dtype.label}, agreed is {self._shape.wire_dtype.label}"
+            raise RemoteProtocolError(ErrorCode.FRAME_DTYPE_INVALID, text)
         if frame.hidden_size != self._shape.hidden_size:
             raise RemoteProtocolError(
                 ErrorCode.FRAME_COUNT_INVALID, f"hidden size {frame.hidden_size}, not {self._shape.hidden_size}"

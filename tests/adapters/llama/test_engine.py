@@ -104,6 +104,7 @@ async def test_a_later_stage_refuses_rows_of_another_width(launcher, make_spec):
     async with launcher.launch(make_spec("llama", 2, 4)) as last:
         for body, hidden, dtype, code in (
             (b"", 0, WireDtype.NONE, ErrorCode.FRAME_DTYPE_INVALID),
+            (bytes(2 * 64), 64, WireDtype.F16, ErrorCode.FRAME_DTYPE_INVALID),
             (bytes(4 * 32), 32, WireDtype.F32, ErrorCode.FRAME_COUNT_INVALID),
             (b"\x00\x00\xc0\x7f" * 64, 64, WireDtype.F32, ErrorCode.FRAME_VALUE_INVALID),
         ):
