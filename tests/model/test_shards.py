@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
@@ -120,3 +120,15 @@ def test_a_part_under_a_name_of_its_own_is_told_from_a_model() -> None:
     first = read_index(MemorySource(split_gguf(MODEL, (4, TENSORS - 4))[0]))
     with pytest.raises(RemoteProtocolError, match="one part of 2"):
         check_not_a_part(first)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1), st.integers(0, 2000), st.binary(min_size=1, max_size=8))
+def test_damaged_parts_are_a_model_or_refused(number: int, offset: int, damage: bytes) -> None:
+    parts = split_gguf(MODEL, (0, TENSORS))
+    parts[number] = parts[number][:offset] + damage + parts[number][offset + len(damage) :]
+    try:
+        index = read_index(joined(parts))
+    except RemoteProtocolError:
+        return
+    assert index.size_bytes >= sum(tensor.size_bytes for tensor in index.tensors)
