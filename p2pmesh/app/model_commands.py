@@ -155,6 +155,7 @@ def _describe(model: ModelFile, options: ModelsOptions) -> dict[str, Any]:
         "vocabulary_size": facts.vocabulary_size,
         "sliding_window": facts.sliding_window,
         "tensor_count": len(index.tensors),
+        "quantisation": quant_of(model.name) or facts.tensor_types[0],
         "tensor_types": list(facts.tensor_types),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "state_bytes_per_sequence": facts.state_bytes_per_sequence,

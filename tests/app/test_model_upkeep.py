@@ -143,6 +143,7 @@ def test_a_pulled_model_is_listed_shown_verified_and_removed(options: ModelsOpti
     assert [model["name"] for model in list_models(options)][:2] == ["SmolLM2-135M-Instruct", "Tiny-Q8_0"]
     shown = show_model(options, "org/tiny:Q8_0")
     assert (shown["name"], shown["layer_count"], shown["kv_bytes_per_token"] > 0) == ("Tiny-Q8_0", 2, True)
+    assert shown["quantisation"] == "Q8_0"
     assert shown["fits"]["places"][0]["where"] == "this machine"
     assert verify(options, "org/tiny:Q8_0")["files"][0]["state"] == "sound"
     path = Path(pulled["path"])
