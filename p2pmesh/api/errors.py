@@ -86,6 +86,7 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
                 _C.FRAME_DTYPE_INVALID,
                 _C.FRAME_COUNT_INVALID,
                 _C.FRAME_POSITION_INVALID,
+                _C.CANNOT_ROLLBACK,
                 _C.FRAME_FLAGS_INVALID,
                 _C.FRAME_VALUE_INVALID,
                 _C.FRAME_UNEXPECTED,

@@ -85,6 +85,7 @@ class ErrorCode(StrEnum):
     FRAME_DTYPE_INVALID = "frame_dtype_invalid"
     FRAME_COUNT_INVALID = "frame_count_invalid"
     FRAME_POSITION_INVALID = "frame_position_invalid"
+    CANNOT_ROLLBACK = "cannot_rollback"
     FRAME_FLAGS_INVALID = "frame_flags_invalid"
     FRAME_VALUE_INVALID = "frame_value_invalid"
     FRAME_UNEXPECTED = "frame_unexpected"

@@ -98,6 +98,7 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.FRAME_VALUE_INVALID: 92,
         _C.FRAME_UNEXPECTED: 93,
         _C.CREDIT_EXCEEDED: 94,
+        _C.CANNOT_ROLLBACK: 96,
         _C.NOT_IN_PLACEMENT: 95,
     }
 )

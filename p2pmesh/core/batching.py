@@ -38,14 +38,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BatchingPolicy:
-    """Bounds. ``exact_width`` is in rows, at least 2."""
+    """Bounds. ``exact_width`` is in rows, at least 1."""
 
     exact_width: int
     max_frames: int = 256
     max_body_bytes: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        if self.exact_width < 2 or self.max_frames < 1:
+        if self.exact_width < 1 or self.max_frames < 1:
             raise ValueError(f"a batching policy of {self.exact_width} rows and {self.max_frames} frames")
 
 

@@ -174,6 +174,9 @@ def _window_refusal(index: GgufIndex, layers: LayerRange, rules: Family) -> str 
 def _constant_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
     """Constants that llama.cpp picks by the number of layers, where a file cannot say them."""
     special = rules_of(index.architecture).special_counts
+    for suffix in rules_of(index.architecture).needs_keys:
+        if index.key(suffix) not in index.metadata:
+            return f"its file has no {index.key(suffix)}, which llama.cpp then computes from the number of layers"
     if index.architecture == "gemma3" and index.hidden_size // max(1, index.head_counts[0]) == index.key_length:
         return None  # both attention scales are the same number
     found = sorted({index.layer_count, len(layers)}.intersection(special))

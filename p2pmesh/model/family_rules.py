@@ -77,8 +77,8 @@ class SequenceState(StrEnum):
     """Both, by layer."""
 
 
-SERVED_STATES = frozenset({SequenceState.CELLS})
-"""What an engine can keep of many sequences at a time, roll back and write anew."""
+SERVED_STATES = frozenset(SequenceState)
+"""What an engine can keep of many sequences at a time, and write anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Family:
     outcome of the last layer, with ``{}`` for its index. ``pins`` are numbers that a later stage's file sets (suffix
     to value). A range may start only at a multiple of ``start_step``, and of the numbers at ``step_keys``. At
     ``special_counts`` of layers llama.cpp picks other constants, so neither the model nor a range may have so many.
-    ``refusal`` says why no range runs by itself.
+    Without ``needs_keys`` it computes them from the number of layers. ``refusal`` says why no range runs by itself.
     """
 
     architecture: str
@@ -119,6 +119,7 @@ class Family:
     start_step: int = 1
     step_keys: tuple[str, ...] = ()
     special_counts: tuple[int, ...] = ()
+    needs_keys: tuple[str, ...] = ()
     refusal: str = ""
     needs_side_value: bool = False
 
@@ -160,7 +161,7 @@ _SPECIAL = (
     Family("gemma3n", WindowRule(5), refusal=_PER_LAYER, needs_side_value=True),
     Family("gemma4", WindowRule(5), refusal=_PER_LAYER, needs_side_value=True),
     Family("glm5-next", state=_H, refusal=_STREAMS, needs_side_value=True),
-    Family("gpt-oss", WindowRule(2)),
+    Family("gpt-oss", WindowRule(2, is_optional=False)),
     Family("gpt2", input_tensor="inpL"),
     Family("granite", pins=_NO_SCALE),
     Family("granite_swa", WindowRule(1, is_optional=False), pins=_NO_SCALE),
@@ -182,7 +183,7 @@ _SPECIAL = (
     Family("mellum", WindowRule(4)),
     Family("mimo2", WindowRule(1, is_optional=False)),
     Family("mpt", input_tensor="inpL", input_needs="position_embd.weight"),
-    Family("minicpm", pins=_NO_SCALE),
+    Family("minicpm", pins=_NO_SCALE, needs_keys=("residual_scale",)),
     Family(
         "minicpm3",
         input_tensor="inp_scaled",
@@ -193,7 +194,7 @@ _SPECIAL = (
         state=_H,
         refusal="the decay of its linear attention is computed from a layer's index and the number of layers",
     ),
-    Family("muse-glimmer", WindowRule(4), input_tensor="embd_norm"),
+    Family("muse-glimmer", WindowRule(4, is_optional=False), input_tensor="embd_norm"),
     Family("nemotron_h", output_tensor="nemotron_h_block_out-{}", state=_H),
     Family("nemotron_h_moe", output_tensor="nemotron_h_block_out-{}", state=_H),
     Family("olmo2", WindowRule(4)),

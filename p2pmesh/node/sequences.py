@@ -27,6 +27,7 @@ GENERATION_CODES = frozenset(
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.ENGINE_CRASHED,
         ErrorCode.ENGINE_LOAD_FAILED,
+        ErrorCode.CANNOT_ROLLBACK,
         ErrorCode.ENGINE_UNRESPONSIVE,
         ErrorCode.FRAME_COUNT_INVALID,
         ErrorCode.FRAME_DTYPE_INVALID,

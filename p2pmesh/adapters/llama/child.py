@@ -18,7 +18,7 @@ from typing import Any
 from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import KV_TYPE, LoadedStage, LoadOptions, describe_build
 from p2pmesh.adapters.llama.channel import Channel, encode_result
-from p2pmesh.adapters.llama.steps import SPARE_CELLS, SPARE_SEQUENCES, StageShape, Stepper
+from p2pmesh.adapters.llama.steps import SPARE_CELLS, SPARE_SEQUENCES, SingleRow, StageShape, Stepper, Widths
 from p2pmesh.adapters.llama.vocabulary import Vocabulary
 from p2pmesh.adapters.llama.width import load_widths, measure_widths, store_widths
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError
@@ -103,7 +103,7 @@ class LoadedEngine:
         self._vocabulary = Vocabulary(stage)
         shape = StageShape(
             is_first, is_last, stage.hidden_size, stage.vocabulary_size if self._vocabulary.is_present else None,
-            context, lanes, WireDtype(fields["wire_dtype"]),
+            context, lanes, WireDtype(fields["wire_dtype"]), not stage.has_state,
         )  # fmt: skip
         self._fingerprint = fingerprint(fields["threads"], fields["use_extra_buffers"], fields["gpu_layers"])
         widths = self._widths(stage, shape)
@@ -121,6 +121,9 @@ class LoadedEngine:
         }
 
     def _widths(self, stage: LoadedStage, shape: StageShape) -> Any:
+        if stage.has_state:  # measuring rolls back; and rows of one call would be taken by the state out of order
+            way = SingleRow.REFERENCE if stage.has_reference_attention else SingleRow.PLAIN
+            return Widths(1, way, way)
         folder = Path(self._spec["cache_directory"])
         ends = f"{self._spec['start']}-{self._spec['end']}-{self._spec['layer_count']}"
         text = f"{self._fingerprint}:{self._spec['artifact_digest']}:{ends}:{shape.context_tokens}:{shape.lanes}"
