@@ -64,10 +64,7 @@ def test_a_body_has_its_length_and_nothing_in_it_is_infinite(rows: np.ndarray, d
 def test_quantised_rows_read_as_the_document_says(rows: np.ndarray, dtype: WireDtype) -> None:
     body, sent = encode_rows(rows, dtype)
     if sent is dtype:
-        read = decode_rows(body, dtype, *rows.shape)
-        assert read.tobytes() == (reference(body, dtype, *rows.shape) + np.float32(0)).tobytes() or np.array_equal(
-            read, reference(body, dtype, *rows.shape)
-        )
+        assert np.array_equal(decode_rows(body, dtype, *rows.shape), reference(body, dtype, *rows.shape))
 
 
 @given(ROWS, st.sampled_from(QUANTISED))
