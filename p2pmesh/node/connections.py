@@ -80,10 +80,16 @@ class Connections:
     async def _answer(self, stream: MessageStream, asked: Parting) -> None:
         """Agrees unless the connection is of use here; this stream itself is one exchange."""
         peer = stream.remote_peer
-        if not self._is_used(peer, exchanges=1):
+        if not self._is_used(peer, exchanges=1) and not self._is_scarce(peer):
             self._parted[peer] = Micros(self._ports.clock.now() + PARTED_US)
             await stream.send(Done())
         await stream.finish()
+
+    def _is_scarce(self, peer: PeerId) -> bool:
+        """Whether gossip of our shards would come over too few connections without this one."""
+        board = self._overlay.board
+        near = [one for one in self._used_at if self._overlay.is_admitted(one) and board.is_near(one)]
+        return board.is_large and peer in near and len(near) <= connections.DEFAULT_POLICY.near_kept
 
     def _has_parted(self, peer: PeerId) -> bool:
         return self._parted.pop(peer, Micros(-1)) > self._ports.clock.now()
