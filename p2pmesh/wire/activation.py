@@ -84,7 +84,7 @@ def encode_rows(rows: Rows, dtype: WireDtype) -> tuple[bytes, WireDtype]:
             return rows.astype("<f2").tobytes(), WireDtype.F16
     elif dtype is WireDtype.BF16:
         if largest < _BF16_OVERFLOWS:
-            return _bf16_bits(rows).tobytes(), WireDtype.BF16
+            return b"".join(_bf16_bits(rows[group]).tobytes() for group in _groups(*rows.shape)), WireDtype.BF16
     elif largest <= LARGEST_ELEMENT:
         return _encode_q8(np.ascontiguousarray(rows), dtype), dtype
     return rows.tobytes(), WireDtype.F32
@@ -100,7 +100,9 @@ def decode_rows(body: bytes | memoryview, dtype: WireDtype, count: int, hidden_s
     elif dtype is WireDtype.F16:
         flat = np.frombuffer(body, dtype="<f2").astype(np.float32)
     elif dtype is WireDtype.BF16:
-        flat = (np.frombuffer(body, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+        bits = np.frombuffer(body, dtype="<u2").astype(np.uint32)
+        bits <<= 16
+        flat = bits.view(np.float32)
     else:
         return _decode_q8(body, dtype, count, hidden_size)
     if not max(np.maximum.reduce(flat), -np.minimum.reduce(flat)) < math.inf:
