@@ -192,6 +192,9 @@ class MembershipMachine(Generic[A]):
         self._order: list[PeerId] = []
         """Members; those before the cursor have been probed in this pass."""
         self._cursor = 0
+        self._sooner: PeerId | None = None
+        """Whom to probe in the next round, since a stranger reported it; taken at most every second round."""
+        self._sooner_from = Micros(0)
         self._tickets = 0
         self._round_at = _NEVER
         self._due = _NEVER
@@ -467,6 +470,11 @@ class MembershipMachine(Generic[A]):
         self._round_at = now + self._policy.probe_interval_us
         if self._cursor >= len(order):
             self._cursor = 0
+        sooner, self._sooner = self._sooner, None
+        if sooner is not None and sooner in self._members:
+            if sooner not in self._inquiries:
+                effects.append(SendProbe(sooner, self._begin(sooner, now).ticket))
+            return
         cursor = self._cursor
         drawn = cursor + self._draws.below(len(order) - cursor)
         peer = order[drawn]
@@ -721,12 +729,16 @@ class MembershipMachine(Generic[A]):
 
     # --- reports -------------------------------------------------------------------------
     def _on_report(self, reporter: PeerId, peer: PeerId, incarnation: int, now: Micros) -> tuple[Effect, ...]:
-        if reporter in (self._own_peer, peer) or reporter not in self._members or self.is_muted(reporter, now):
+        if reporter in (self._own_peer, peer) or self.is_muted(reporter, now):
             return ()
+        is_known = reporter in self._members
         if peer == self._own_peer:
-            return self._on_report_of_us(reporter, now)
+            return self._on_report_of_us(reporter, now) if is_known else ()
         member = self._members.get(peer)
         if member is None or member.announcement.incarnation != incarnation:
+            return ()
+        if not is_known:
+            self._ask_sooner(peer, now)
             return ()
         inquiry = self._inquiries.get(peer)
         if inquiry is None:
@@ -738,6 +750,13 @@ class MembershipMachine(Generic[A]):
         if reporter not in inquiry.reporters and len(inquiry.reporters) < MAX_REPORTERS:
             inquiry.reporters = (*inquiry.reporters, reporter)
         return ()
+
+    def _ask_sooner(self, peer: PeerId, now: Micros) -> None:
+        """A newcomer knows few yet, and would else not learn of an end that only others report. It costs no question
+        more, and every second round stays one of our own choice."""
+        if self._sooner is None and now >= self._sooner_from:
+            self._sooner = peer
+            self._sooner_from = Micros(now + 2 * self._policy.probe_interval_us)
 
     def _on_report_of_us(self, reporter: PeerId, now: Micros) -> tuple[Effect, ...]:
         """False beyond doubt, but others may believe it, so we speak up; the reporter may mean well."""

@@ -534,6 +534,18 @@ def test_a_report_that_cannot_matter_starts_nothing(report: DownReported) -> Non
     assert Life(A, B).tell(report) == []
 
 
+def test_whom_a_stranger_reports_is_probed_next_but_not_oftener_than_every_second_round() -> None:
+    peers = tuple(PeerId(f"p{number}") for number in range(40))
+    life = Life(*peers)
+    probed: list[PeerId] = []
+    for _ in range(6):
+        assert life.tell(DownReported(E, peers[30], 1), DownReported(E, peers[31], 1)) == []
+        probed += [effect.peer for effect in life.wait(10, peers) if isinstance(effect, SendProbe)]
+    assert len(probed) == 6
+    assert probed[0] == peers[30]
+    assert probed.count(peers[30]) + probed.count(peers[31]) == 3
+
+
 def test_reports_start_a_bounded_number_of_probes() -> None:
     peers = tuple(PeerId(f"p{n}") for n in range(20))
     life = Life(*peers, policy=replace(POLICY, max_verifications=4))
