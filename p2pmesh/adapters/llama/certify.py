@@ -20,6 +20,7 @@ from p2pmesh.adapters.llama.tiny_variants import VARIANTS, Variant, layer_count
 
 CHILD_SECONDS = 90.0
 """Deadline of one child: all cases of a variant, a minute on a slow machine."""
+_TOO_LONG = f"no end within {CHILD_SECONDS:.0f} s"
 
 LLAMA_CPP_COMMIT = "0c1e57098bba43ac29e6e3b677cdceebdd22334f"
 """The llama.cpp within the pinned llama-cpp-python."""
@@ -55,8 +56,8 @@ def run_variant(variant: Variant, cases: Sequence[tuple[int, ...]], folder: Path
         if not todo:
             break
         failure = _run_child(variant, cases, todo, found, folder)
-        if failure:
-            break
+        if failure or any(outcome.failure == _TOO_LONG for outcome in found.values()):
+            break  # what hung once would hang at every cut
     (folder / f"{variant.name}.gguf").unlink(missing_ok=True)
     ordered = tuple(found[number] for number in sorted(found))
     return Evidence(variant, layer_count(variant), cases, ordered, failure)
@@ -77,7 +78,7 @@ def _run_child(
             env=_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        return _read(error.stdout or b"", todo, found, f"no end within {CHILD_SECONDS:.0f} s")
+        return _read(error.stdout or b"", todo, found, _TOO_LONG)
     cause = _cause(ended.returncode, ended.stderr)
     return _read(ended.stdout, todo, found, cause)
 
