@@ -162,7 +162,13 @@ class Network(Protocol):
         """Closes every connection to a peer. Never raises."""
 
     def admit(self, peer: PeerId) -> None:
-        """Gives the connections of a peer the limits of a member, until the last of them is gone. Never raises."""
+        """Gives the connections of a peer the limits of a member, until the last of them is gone. Never raises.
+
+        Gossip is with admitted peers alone: it begins now, both ways, with all subscriptions.
+        """
+
+    def dismiss(self, peer: PeerId) -> None:
+        """Takes back ``admit``: gossip with the peer ends at once. Never raises."""
 
     def ban(self, peer: PeerId) -> None:
         """Cuts off every connection to a peer at once, and each new one as soon as it has proved its identity.

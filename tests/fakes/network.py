@@ -256,6 +256,9 @@ class FakeNetwork:
     def admit(self, peer: PeerId) -> None:
         self.admitted.add(peer)
 
+    def dismiss(self, peer: PeerId) -> None:
+        self.admitted.discard(peer)
+
     def ban(self, peer: PeerId) -> None:
         self.banned.add(peer)
         self.overlay.disconnect(self._peer_id, peer)
@@ -427,9 +430,12 @@ class FakeOverlay:
         reached = {publisher.peer_id}
         frontier = deque([publisher])
         while frontier:
-            for peer in sorted(frontier.popleft().connected_peers() - reached):
-                reached.add(peer)
+            speaker = frontier.popleft()
+            for peer in sorted(speaker.admitted & speaker.connected_peers() - reached):
                 node = self._nodes[peer]
+                if speaker.peer_id not in node.admitted:
+                    continue
+                reached.add(peer)
                 heard = [
                     subscription for subscription in node.subscriptions.get(topic, []) if subscription.accepts(data)
                 ]

@@ -20,6 +20,8 @@ async def test_each_message_is_told_where_it_leaves_and_where_it_arrives(autojum
         b = TracedNetwork(there, MockedClock(), lambda event, fields: told.append(("b", event, fields)))
         assert a.peer_id == one
         await a.dial(other, b.addresses(), 5)
+        a.admit(other)
+        b.admit(one)
         subscription = await b.subscribe("topic", lambda data: data != b"bad")
         await a.publish("topic", b"bad")
         await a.publish("topic", b"good")

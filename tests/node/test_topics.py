@@ -62,6 +62,8 @@ class Listener:
     async def run(self, stage: "Stage", name: str, *, task_status: Any) -> None:
         async with stage.overlay.open_network(fake_identity(name).peer_id) as self.network:
             await self.network.dial(stage.network.peer_id, stage.network.addresses(), 1)
+            self.network.admit(stage.network.peer_id)
+            stage.network.admit(self.network.peer_id)
             subscription = await self.network.subscribe(self.topic, lambda data: True)
             task_status.started()
             while True:

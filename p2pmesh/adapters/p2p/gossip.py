@@ -1,5 +1,6 @@
 """Publish and subscribe over gossipsub v1.1.
 
+Gossip is for members: ``admit`` opens it to a peer, and whoever was not admitted neither hears nor says anything.
 Owns the parameters (libp2p's defaults beat every two minutes and drop our own messages), the wrapping of validators and
 the bounded queue of each subscription. Nothing in a message, and no validator, can raise out of here.
 """
@@ -68,6 +69,14 @@ class Gossip:
         self._router = router
         self._nursery = nursery
         self._own_id = pubsub.host.get_id()
+
+    def admit(self, peer: ID) -> None:
+        """Gossip with a member begins."""
+        self._pubsub.admit(peer)
+
+    def dismiss(self, peer: ID) -> None:
+        """Gossip with a peer that is a member no more ends at once."""
+        self._pubsub.dismiss(peer)
 
     def is_in_mesh(self, peer: ID) -> bool:
         """Whether messages of any topic that we joined go straight to a peer."""

@@ -13,6 +13,7 @@ Cured here, each measured or read in the installed source:
 - a connection that ended while it was registered stayed in the table, and so many of them filled it for good;
 - one peer could take all inbound slots, and every name ever seen stayed in the peer store;
 - listening sockets shared their port (SO_REUSEPORT) with any process of the same user, which got half of the peers;
+- whoever connected was told all gossip, and could say what it liked;
 - a peer that restarted before its old connection ended was neither heard nor told anything by gossip;
 - a gossip message whose peer record was older than the last was dropped: of two nodes with one peer id the older was
   not heard any more, and could not be found out;
@@ -311,9 +312,16 @@ class HardenedSwarm(Swarm):
             muxed.limits = MEMBER_LIMITS
             self._strangers.pop(muxed, None)
 
+    def dismiss(self, peer: ID) -> None:
+        """Takes back ``admit``."""
+        self.gate.forget(peer)
+        for muxed in self.connections_of(peer):
+            muxed.limits = STRANGER_LIMITS
+
     def ban(self, peer: ID) -> None:
         """Cuts a peer off, and keeps it out."""
         self.gate.ban(peer)
+        self.gate.forget(peer)
         for muxed in self.connections_of(peer):
             muxed.abort("the peer is banned")
 
@@ -413,6 +421,14 @@ def guarded_handler(handler: StreamHandlerFn) -> StreamHandlerFn:
     return guarded
 
 
+async def _reset(stream: INetStream) -> None:
+    with shielded_for(RESET_TIMEOUT_S):
+        try:
+            await stream.reset()
+        except Exception as error:  # noqa: BLE001  it may be over already
+            log.debug("resetting a gossip stream failed: %r", error)
+
+
 class HardenedPubsub(Pubsub):
     """Pubsub that survives whatever is in a message, and a peer that comes back before its last connection has ended.
 
@@ -420,12 +436,50 @@ class HardenedPubsub(Pubsub):
     (its machine lost power, its NAT forgot), libp2p goes on writing to the old stream and tells the new life nothing;
     when the old connection ends, it forgets what the new life subscribed to, which is never said again. So here the
     outbound stream moves to the newest connection, and subscriptions last as long as the newest inbound stream.
+
+    Only with members: a peer that the gate has not admitted is sent nothing, not even what we subscribed to, and what
+    it sends waits unread, for the other end may admit us before we admit it. How much waits is the connection's bound.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._inbound: dict[ID, INetStream] = {}
         self._registering: dict[ID, trio.Lock] = {}
+        self._parked: dict[ID, tuple[INetStream, trio.Event]] = {}
+        """The newest inbound stream of each peer that is not admitted, and what wakes its reader."""
+
+    def admit(self, peer: ID) -> None:
+        """The gate has just admitted a connected peer: gossip begins, both ways."""
+        self._wake(peer)
+        if self.manager.is_running:
+            self.manager.run_task(self._handle_new_peer_with_retry, peer)
+
+    def dismiss(self, peer: ID) -> None:
+        """The gate admits a peer no more: it is told nothing from now on, and not heard."""
+        inbound, outbound = self._inbound.pop(peer, None), self.peers.get(peer)
+        self._handle_dead_peer(peer)
+        for stream in (inbound, outbound):
+            if stream is not None and self.manager.is_running:
+                self.manager.run_task(_reset, stream)
+
+    def _is_member(self, peer: ID) -> bool:
+        network = self.host.get_network()
+        return isinstance(network, HardenedSwarm) and network.gate.is_admitted(peer)
+
+    def _wake(self, peer: ID) -> None:
+        parked = self._parked.pop(peer, None)
+        if parked is not None:
+            parked[1].set()
+
+    async def _wait_admitted(self, stream: INetStream) -> bool:
+        """Whether the stream's peer is a member; False once the stream has ended or another took its place."""
+        peer = stream.muxed_conn.peer_id
+        self._wake(peer)
+        if not self._is_member(peer):
+            woken = trio.Event()
+            self._parked[peer] = (stream, woken)
+            await woken.wait()
+        return self._is_member(peer) and peer not in self._parked and not stream.muxed_conn.is_closed
 
     @property
     def manager(self) -> Any:
@@ -435,6 +489,9 @@ class HardenedPubsub(Pubsub):
     async def stream_handler(self, stream: INetStream) -> None:
         """Reads one peer's messages; one that cannot be parsed ends the stream, not the service."""
         peer = stream.muxed_conn.peer_id
+        if not await self._wait_admitted(stream):
+            await _reset(stream)
+            return
         self._inbound.pop(peer, None)
         self._forget_all_subscriptions(peer)  # a stream starts with all of them
         self._inbound[peer] = stream
@@ -457,6 +514,11 @@ class HardenedPubsub(Pubsub):
                 await stream.reset()
             self._handle_dead_peer(stream.muxed_conn.peer_id)
 
+    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
+        """Takes in what a member, or we ourselves, send; what was read before a dismissal counts no more."""
+        if msg_forwarder == self.my_id or self._is_member(msg_forwarder):
+            await super().push_msg(msg_forwarder, msg)
+
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
         if peer_id not in self._inbound:
             super()._forget_all_subscriptions(peer_id)
@@ -469,6 +531,9 @@ class HardenedPubsub(Pubsub):
                 stream = self.peers.get(peer_id)
                 if stream is None or stream.muxed_conn.is_closed:
                     self._handle_dead_peer(peer_id)
+                parked = self._parked.get(peer_id)
+                if parked is not None and parked[0].muxed_conn.is_closed:
+                    self._wake(peer_id)
 
     async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
         """Whether it was written; a stream that was replaced takes nothing down with it."""
@@ -483,11 +548,15 @@ class HardenedPubsub(Pubsub):
         return True
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
-        """Opens the outbound stream, or moves it to the newest connection; once at a time for each peer."""
+        """Opens the outbound stream, or moves it to the newest connection; once at a time for each member."""
+        if not self._is_member(peer_id):
+            return
         lock = self._registering.setdefault(peer_id, trio.Lock())
         try:
             async with lock:
                 await self._register(peer_id)
+                if not self._is_member(peer_id):  # dismissed while the stream was opened
+                    self.dismiss(peer_id)
         finally:
             if not lock.locked():
                 self._registering.pop(peer_id, None)

@@ -149,14 +149,24 @@ class Libp2pNetwork:
             await self._close_all(self._swarm.get_connections(libp2p_id(peer)))
 
     def admit(self, peer: PeerId) -> None:
-        """Gives the connections of a peer the limits of a member."""
+        """Gives the connections of a peer the limits of a member, and opens gossip to it."""
         with suppress(P2PMeshError):
-            self._swarm.admit(libp2p_id(peer))
+            target = libp2p_id(peer)
+            self._swarm.admit(target)
+            if self._swarm.gate.is_admitted(target):
+                self._gossip.admit(target)
+
+    def dismiss(self, peer: PeerId) -> None:
+        """Takes back ``admit``."""
+        with suppress(P2PMeshError):
+            self._swarm.dismiss(libp2p_id(peer))
+            self._gossip.dismiss(libp2p_id(peer))
 
     def ban(self, peer: PeerId) -> None:
         """Cuts a peer off, and each new connection of it as soon as it has proved its identity."""
         with suppress(P2PMeshError):
             self._swarm.ban(libp2p_id(peer))
+            self._gossip.dismiss(libp2p_id(peer))
 
     def unban(self, peer: PeerId) -> None:
         """Lets a peer connect again."""

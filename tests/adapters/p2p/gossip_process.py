@@ -34,7 +34,9 @@ async def hear(subscription: Subscription) -> None:
 async def main(seed: str, address: str, name: str) -> None:
     async with open_network(identity_of_seed(bytes.fromhex(seed)), ("/ip4/127.0.0.1/tcp/0",)) as network:
         subscription = await network.subscribe(TOPIC, lambda data: True)
-        await network.dial(PeerId(address.rpartition("/p2p/")[2]), (address,), 10)
+        witness = PeerId(address.rpartition("/p2p/")[2])
+        await network.dial(witness, (address,), 10)
+        network.admit(witness)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell, network, name)
             nursery.start_soon(hear, subscription)

@@ -24,12 +24,14 @@ from libp2p.utils.varint import read_length_prefixed_protobuf
 
 from p2pmesh.adapters.p2p import hardening
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
+from p2pmesh.adapters.p2p.keys import peer_id_of
 from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.ports.network import ByteStream, FaultKind, PeerFault
 from tests.adapters.p2p.attacker import dial, open_stream, stock_host
 from tests.adapters.p2p.garbage import Victim, secured
+from tests.adapters.p2p.test_network_conformance import connect
 from tests.fakes.identity import fake_identity
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
@@ -246,11 +248,15 @@ async def test_hostile_gossip(node: Libp2pNetwork, name: str) -> None:
     heard = await node.subscribe("topic", lambda data: True)
     async with stock_host() as attacker:
         await dial(attacker, node)
+        peer = peer_id_of(attacker.get_id())
+        while peer not in node.connected_peers():
+            await node.connection_event()
+        node.admit(peer)  # strangers are not even read
         stream = await open_stream(attacker, node, MESHSUB)
         await stream.write(hostile_rpcs()[name])
         await assert_alive(node)
         async with open_network(fake_identity("honest"), LISTEN) as honest:
-            await honest.dial(node.peer_id, node.addresses(), 5.0)
+            await connect(honest, node)
             await honest.subscribe("topic", lambda data: True)
             with trio.fail_after(10):
                 publisher = None

@@ -17,6 +17,7 @@ from p2pmesh.adapters.identity import new_identity
 from p2pmesh.adapters.p2p.gossip import HEARTBEAT_S
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.p2p.yamux import Vigilance
+from p2pmesh.ports.network import PeerConnected
 from tests.adapters.p2p.gossip_process import REPEAT_S, TOPIC
 from tests.fakes.identity import fake_identity
 
@@ -41,6 +42,7 @@ class Witness:
         subscription = await self.network.subscribe(TOPIC, lambda data: True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish)
+            nursery.start_soon(self._admit)
             while True:
                 _, data = await subscription.receive()
                 self.heard_at.setdefault(data.decode().split()[0], self.published)
@@ -52,6 +54,12 @@ class Witness:
             await self.network.publish(TOPIC, f"witness {self.published}".encode())
             await self._tell()
             await trio.sleep(REPEAT_S)
+
+    async def _admit(self) -> None:
+        while True:
+            event = await self.network.connection_event()
+            if isinstance(event, PeerConnected):
+                self.network.admit(event.peer)
 
     async def _tell(self) -> None:
         async with self.news:
@@ -157,6 +165,8 @@ async def test_gossip_lives_on_when_one_of_two_connections_ends() -> None:
                 heard_b = await b.subscribe(TOPIC, lambda data: True)
                 await a.dial(b.peer_id, b.addresses(), 10)
                 await b._swarm.dial_addr(a._host.get_addrs()[0], a._host.get_id())
+                a.admit(b.peer_id)
+                b.admit(a.peer_id)
                 await both_hear(a, b, heard_a, heard_b, b"two")
                 await b._swarm.get_connections()[ended].close()
                 await both_hear(a, b, heard_a, heard_b, b"one")
