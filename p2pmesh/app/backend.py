@@ -10,6 +10,7 @@ from p2pmesh.api.backend import ModelListing
 from p2pmesh.app.invites import describe_new
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.invite_ledger import check_known
 from p2pmesh.node.node import Node
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
@@ -71,12 +72,20 @@ class NodeBackend:
         await self._running().overlay.revocations.revoke_invite(invite_id, is_expelling=is_expelling)
         return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
 
-    async def remove_peer(self, peer: PeerId) -> dict[str, Any]:
+    async def remove_peer(self, peer: PeerId, *, is_forced: bool) -> dict[str, Any]:
         """In force when this returns. ``invites`` are those it came by, if it is here."""
         overlay = self._running().overlay
+        overlay.credentials.founders_desk()
+        is_seen = overlay.credentials.knows(peer) or any(view.peer == peer for view in overlay.board.views())
+        check_known(peer, is_known=is_seen or is_forced or peer == overlay.own_peer)
         invites = overlay.credentials.find_invites_of(peer)
         await overlay.revocations.remove_peer(peer)
         return {"peer_id": peer, "state": "removed", "invites": list(invites)}
+
+    async def readmit_peer(self, peer: PeerId) -> dict[str, Any]:
+        """In force when this returns; the peer itself asks within a quarter of an hour."""
+        await self._running().overlay.revocations.readmit_peer(peer)
+        return {"peer_id": peer, "state": "readmitted"}
 
     def _running(self) -> Node:
         if self._node is None:

@@ -4,6 +4,7 @@ Blocking; a command has nothing else to do. Errors of the node come back under t
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 
 from p2pmesh.api.errors import HTTP_ERRORS
+from p2pmesh.api.invites import DEADLINE_HEADER
 from p2pmesh.app.config import ChatOptions
 from p2pmesh.app.run_file import RunFile, read_run_file
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
@@ -19,6 +21,11 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavai
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 120.0
 """Well above the ping interval of a stream, so that only a dead node runs into it."""
+
+CONSOLE_TIMEOUT_S = 8.0
+"""For what a node answers out of its memory and its files."""
+CONSOLE_MARGIN_S = 2.0
+"""So much before we stop waiting a change must have begun, or it is not made at all."""
 
 MAX_EVENT_CHARACTERS = 1024 * 1024
 _CODES = {row.api_code or code.value: code for code, row in HTTP_ERRORS.items()}
@@ -44,16 +51,18 @@ def fetch_status(home: Path) -> dict[str, Any]:
 def ask_console(home: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The answer of the console of the node in ``home``; its refusals under their own codes."""
     node = read_run_file(home)
-    with _node_errors(home), _client(node.console_url) as client:
-        response = client.request(method, path, headers=_bearer(node), json=body)
+    deadline_unix_ms = time.time_ns() // 1_000_000 + int((CONSOLE_TIMEOUT_S - CONSOLE_MARGIN_S) * 1000)
+    headers = {**_bearer(node), DEADLINE_HEADER: str(deadline_unix_ms)}
+    with _node_errors(home), _client(node.console_url, CONSOLE_TIMEOUT_S) as client:
+        response = client.request(method, path, headers=headers, json=body)
         if response.status_code != 200:
             raise _refusal(response)
         answer: dict[str, Any] = response.json()
         return answer
 
 
-def _client(base_url: str) -> httpx.Client:
-    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+def _client(base_url: str, read_timeout_s: float = READ_TIMEOUT_S) -> httpx.Client:
+    timeout = httpx.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
     # the node is on this machine: a proxy of the environment has no part in it
     return httpx.Client(base_url=base_url, timeout=timeout, trust_env=False)
 

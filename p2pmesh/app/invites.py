@@ -62,14 +62,27 @@ def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, A
     return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
 
 
-def remove_peer(home: Path, peer: PeerId) -> dict[str, Any]:
-    """Puts a member out."""
+def remove_peer(home: Path, peer: PeerId, *, is_forced: bool = False) -> dict[str, Any]:
+    """Puts a member out; one that left no trace here only with ``is_forced``."""
     if _is_running(home):
-        return ask_console(home, "POST", "/api/peers/remove", {"peer_id": peer})
+        return ask_console(home, "POST", "/api/peers/remove", {"peer_id": peer, "force": is_forced})
     if _founder_of(home).identity.peer_id == peer:
         raise Refused(ErrorCode.REQUEST_INVALID, "the founder cannot be removed from its own mesh")
-    _change(home, lambda ledger: invite_ledger.remove_peer(ledger, peer, _now_unix_ms()))
+
+    def change(ledger: InviteLedger) -> InviteLedger:
+        invite_ledger.check_known(peer, is_known=is_forced or invite_ledger.knows(ledger, peer))
+        return invite_ledger.remove_peer(ledger, peer, _now_unix_ms())
+
+    _change(home, change)
     return {"peer_id": peer, "state": "removed", "invites": []}
+
+
+def readmit_peer(home: Path, peer: PeerId) -> dict[str, Any]:
+    """Lets a removed member in again."""
+    if _is_running(home):
+        return ask_console(home, "POST", "/api/peers/readmit", {"peer_id": peer})
+    _change(home, lambda ledger: invite_ledger.readmit_peer(ledger, peer, _now_unix_ms()))
+    return {"peer_id": peer, "state": "readmitted"}
 
 
 def show_invite(text: str) -> dict[str, Any]:

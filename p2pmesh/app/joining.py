@@ -7,6 +7,7 @@ through ``adapters.credential_files``.
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2pmesh import __version__
 from p2pmesh.adapters.credential_files import (
     load_ledger,
     load_membership,
@@ -18,7 +19,7 @@ from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity
 from p2pmesh.app.config import RequirementOptions, UpOptions
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.core.credentials import judge_owner, judge_requirements
+from p2pmesh.core.credentials import judge_owner, judge_requirements, judge_version
 from p2pmesh.core.ownership import open_claim
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.wire.invite import check_invite_time, decode_invite
@@ -77,7 +78,11 @@ def _found(options: UpOptions, identity: NodeIdentity, claim: bytes, now: UnixMi
     requirements = kept or wanted
     opened = open_claim(claim, Ed25519Verifier().is_signature_of)
     own = judge_owner(opened, identity.peer_id, requirements, now, is_founder=True)
-    refusal = judge_requirements(requirements) or own
+    refusal = judge_requirements(requirements)
+    if refusal is None and judge_version(__version__, requirements) is not None:
+        text = f"this p2pmesh is {__version__}, so it would shut itself out of this mesh: found one that takes it in"
+        raise ConfigError(ErrorCode.VERSION_UNSUPPORTED, text)
+    refusal = refusal or own
     if refusal is not None:
         raise ConfigError(refusal.code, refusal.message)
     if kept is None:

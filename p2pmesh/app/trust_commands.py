@@ -3,6 +3,7 @@
 They change ``HOME/trust.json``; a node that runs in the home sees the change within seconds.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -57,13 +58,29 @@ def distrust_owner(home: Path, owner_text: str) -> Facts:
 def revoke_owner(home: Path, owner_text: str, *, is_undone: bool) -> Facts:
     """No claim of this owner counts any more, or again if ``is_undone``."""
     owner = check_owner_id(owner_text)
+    before = load_trust(home)
 
     def change(trust: TrustStore) -> TrustStore:
         if is_undone:
             return replace(trust, revoked_owners=trust.revoked_owners - {owner})
         return replace(trust.not_trusting(owner), revoked_owners=trust.revoked_owners | {owner})
 
-    return _change(home, change)
+    facts = _change(home, change)
+    note = _note_on_allowlist(before, owner, is_undone=is_undone)
+    return {**facts, "note": note} if note else facts
+
+
+def _note_on_allowlist(before: TrustStore, owner: OwnerId, *, is_undone: bool) -> str:
+    """What a revocation did to the owner's place among the trusted, which its undoing does not give back."""
+    if is_undone:
+        if owner not in before.revoked_owners:
+            return ""
+        return f"owner {owner} is not trusted by this; to trust it run p2pmesh auth trust add {owner}"
+    label = before.trusted_owners.get(owner)
+    if label is None:
+        return ""
+    again = f"p2pmesh auth trust add {owner}" + (f" --label {shlex.quote(label)}" if label else "")
+    return f"it is off the list of trusted owners, too; after --undo, put it back with {again}"
 
 
 def revoke_node(home: Path, peer_text: str, *, is_undone: bool) -> Facts:

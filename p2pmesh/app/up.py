@@ -212,13 +212,14 @@ class _Command:
             nursery.cancel_scope.cancel()
 
     async def _join(self, node: Node) -> None:
-        """The first joining ends the command where it fails; a member of old waits for the others to come back."""
+        """The first joining ends the command where it fails; a member of old waits for the others, or the founder."""
         try:
             await node.overlay.join()
         except P2PMeshError as error:
-            is_away = error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST)
-            if not (is_away and node.overlay.credentials.passes):
+            if not node.overlay.is_worth_waiting(error):
                 raise
+            if node.overlay.shut_out is not None:
+                return  # that was told
             facts = {"code": error.code.value, "message": error.message, "retry_s": REJOIN_FIRST_S}
             self._emit(Event(EventName.JOIN_FAILED, facts))
         else:

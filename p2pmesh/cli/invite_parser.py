@@ -10,7 +10,7 @@ from p2pmesh.base.quantities import parse_duration_s
 from p2pmesh.wire.invite import LIFE_MS
 
 INVITE_ACTIONS = ("create", "list", "revoke", "show")
-PEER_ACTIONS = ("remove",)
+PEER_ACTIONS = ("remove", "readmit")
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -54,12 +54,15 @@ def add_invite(commands: _Commands) -> None:
 
 
 def add_peer(commands: _Commands) -> None:
-    """Adds ``peer`` and its action to the commands."""
+    """Adds ``peer`` and its actions to the commands."""
     summary = "Members of the mesh that this home founded."
     peer = commands.add_parser("peer", help=summary, description=summary, allow_abbrev=False)
     actions = peer.add_subparsers(dest="action", metavar="ACTION", required=True)
     remove = _add_action(actions, "remove", "Put a member out, with those whom it let in.")
     remove.add_argument("peer", metavar="PEER_ID", type=_peer)
+    remove.add_argument("--force", action="store_true", help="even one that was never seen here")
+    readmit = _add_action(actions, "readmit", "Let a removed member in again.")
+    readmit.add_argument("peer", metavar="PEER_ID", type=_peer)
 
 
 def _add_action(actions: _Commands, name: str, summary: str) -> argparse.ArgumentParser:

@@ -38,8 +38,14 @@ def run_invite(args: Namespace) -> int:
 
 
 def run_peer(args: Namespace) -> int:
-    """``peer remove``; 0, or ``P2PMeshError``."""
-    removed = invites.remove_peer(choose_home(args.home), PeerId(args.peer))
+    """One action of ``peer``; 0, or ``P2PMeshError``."""
+    home, peer = choose_home(args.home), PeerId(args.peer)
+    if args.action == "readmit":
+        readmitted = invites.readmit_peer(home, peer)
+        text = f"peer {peer} may come in again by its pass or an invite; if it runs, it asks within 15 minutes"
+        _print(readmitted, iter([text]), is_json=args.json)
+        return 0
+    removed = invites.remove_peer(home, peer, is_forced=args.force)
     _print(removed, _describe_removed(removed), is_json=args.json)
     return 0
 

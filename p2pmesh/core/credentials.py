@@ -243,7 +243,15 @@ def _version(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
 
 
 def _removed(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
-    return _put_out_refusal() if shown.peer in terms.revocation.peers else None
+    return judge_removed(shown.peer, terms.revocation)
+
+
+def judge_removed(peer: PeerId, revocation: Revocation) -> Refusal | None:
+    """Whether the founder removed this very peer: then no invite helps, only the founder."""
+    if peer not in revocation.peers:
+        return None
+    text = f"the founder removed this peer; only p2pmesh peer readmit {peer} in the founder's home lets it in again"
+    return Refusal(_R.PROOF_REVOKED, text)
 
 
 def _proof(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
@@ -347,11 +355,9 @@ def judge_proof(proof: Proof, revocation: Revocation) -> Refusal | None:
     is_out = not proof.peers.isdisjoint(revocation.peers) or not proof.invite_ids.isdisjoint(
         revocation.expelled_invites
     )
-    return _put_out_refusal() if is_out else None
-
-
-def _put_out_refusal() -> Refusal:
-    text = "the founder removed this peer, whoever let it in, or all who came by its invite; ask for a new invite"
+    if not is_out:
+        return None
+    text = "the founder removed whoever let this peer in, or all who came by its invite; join by a new invite"
     return Refusal(_R.PROOF_REVOKED, text)
 
 

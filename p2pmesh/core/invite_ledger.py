@@ -142,6 +142,29 @@ def remove_peer(ledger: InviteLedger, peer: PeerId, now_unix_ms: int) -> InviteL
     return replace(kept, removed=(*others, RemovedPeer(peer, now_unix_ms)), sequence=kept.sequence + 1)
 
 
+def readmit_peer(ledger: InviteLedger, peer: PeerId, now_unix_ms: int) -> InviteLedger:
+    """With a removed member let in again; ``Refused(REQUEST_INVALID)`` for one that is not removed."""
+    kept = prune(ledger, now_unix_ms)
+    others = tuple(entry for entry in kept.removed if entry.peer_id != peer)
+    if len(others) == len(kept.removed):
+        text = f"peer {peer} is not removed; `p2pmesh invite list` shows who is"
+        raise Refused(ErrorCode.REQUEST_INVALID, text)
+    return replace(kept, removed=others, sequence=kept.sequence + 1)
+
+
+def knows(ledger: InviteLedger, peer: PeerId) -> bool:
+    """Whether a peer came by a counted invite, or is removed already; others leave no trace here."""
+    removed = (entry.peer_id for entry in ledger.removed)
+    return peer in removed or any(peer in entry.peers for entry in ledger.invites)
+
+
+def check_known(peer: PeerId, *, is_known: bool) -> None:
+    """``Refused(REQUEST_INVALID)`` for the removal of a peer that nobody here has seen: most likely a slip."""
+    if not is_known:
+        text = f"no member {peer} is known here; p2pmesh status lists those that are, --force removes it all the same"
+        raise Refused(ErrorCode.REQUEST_INVALID, text)
+
+
 def adopt(ledger: InviteLedger, revocation: Revocation, now_unix_ms: int) -> InviteLedger:
     """With what a newer revocation of ours says, which a restored backup has forgotten."""
     if revocation.sequence <= ledger.sequence:
@@ -151,8 +174,8 @@ def adopt(ledger: InviteLedger, revocation: Revocation, now_unix_ms: int) -> Inv
     for invite_id in (*revocation.invites, *revocation.expelled_invites):
         entry = entries.get(invite_id.hex()) or IssuedInvite(invite_id.hex(), 0, now_unix_ms + PASS_LIFE_MS)
         entries[entry.invite_id] = replace(entry, revoked_unix_ms=now_unix_ms, is_expelled=invite_id in expelled)
-    removed = {entry.peer_id: entry for entry in ledger.removed}
-    removed |= {peer: RemovedPeer(peer, now_unix_ms) for peer in revocation.peers if peer not in removed}
+    before = {entry.peer_id: entry for entry in ledger.removed}
+    removed = {peer: before.get(peer) or RemovedPeer(peer, now_unix_ms) for peer in revocation.peers}
     newest = tuple(entries.values())[-MAX_ISSUED:]
     return InviteLedger(revocation.sequence, newest, tuple(removed.values())[-MAX_REVOKED:], ledger.addresses)
 

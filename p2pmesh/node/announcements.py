@@ -102,6 +102,8 @@ class AnnouncementBoard:
         """Marked at each event of the membership machine: its deadline may be another."""
         self.on_effect: Callable[[membership.Effect], None] = lambda effect: None
         """Told of all that the machine wants; must neither raise nor tell the machine anything before it returns."""
+        self.is_outcast: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer is put out, so that only its own admission brings it into the view."""
         self.changes = Changes()
         """Marked when we or another peer say something new, and when a peer is forgotten."""
         self.on_heard: Callable[[Announcement, bytes], None] = lambda announcement, sealed: None
@@ -293,6 +295,8 @@ class AnnouncementBoard:
         peer = PeerId(announcement.peer_id)
         self.on_heard(announcement, data)
         found = hosts.hosts_of(announcement.addresses)
+        if not is_admitted and self.is_outcast(peer):
+            return
         if not is_admitted and (self._is_crowded(peer, len(data)) or not self._hosts.admits(peer, found)):
             return
         if is_admitted:

@@ -4,16 +4,16 @@ Runs ``core.credentials`` on decoded facts and keeps the outcome in the home. Th
 who is admitted are ``node.overlay``'s; a founder's ledger is ``node.founder_desk``'s.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
-from p2pmesh.core import credentials
+from p2pmesh.core import credentials, invite_ledger
 from p2pmesh.core.credentials import Refusal, RefusalReason, Shown, Terms
 from p2pmesh.core.ownership import open_claim
+from p2pmesh.core.refusals import RefusalBook
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.founder_desk import FounderDesk
@@ -32,6 +32,7 @@ MAX_KEPT_ADDRESSES = 16
 MAX_ADDRESSES_OF_ONE = 4
 KEEP_AGAIN_MS = 3_600_000
 MAX_SHOWN_REFUSALS = 16
+MAX_OUTCASTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ class Credentials:
         self._passes: tuple[bytes, ...] = ()
         self._chain: tuple[SignedPass, ...] = ()
         self._admitted: dict[PeerId, Shown] = {}
-        self._refusals: deque[dict[str, str]] = deque(maxlen=MAX_SHOWN_REFUSALS)
+        self._refusals = RefusalBook()
+        self._outcasts: dict[PeerId, tuple[int, int]] = {}
+        """Peers that were put out or refused as such, and under which revocation and trust."""
         self._take_up_kept()
 
     def _take_up_kept(self) -> None:
@@ -128,10 +131,22 @@ class Credentials:
         """What to show in a hello, the best first; never empty."""
         if self.is_founder:
             return (Attempt(),)
-        held = (Attempt(passes=self._passes),) if self._chain_holds() else ()
-        is_open = self._invite is not None and not is_expired(self._invite, self._ports.clock.unix_ms())
+        held = (Attempt(passes=self._passes),) if self._is_chain_in_time() else ()
+        is_open = self._is_invite_open()
         invited = (Attempt(self._invite_text),) if is_open or (self._invite is not None and not held) else ()
         return (*held, *invited) or (Attempt(passes=self._passes),)  # the answer says what is wrong with them
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there is nothing left to come back by: only a new invite helps."""
+        return not self.is_founder and not self._is_chain_in_time() and not self._is_invite_open()
+
+    def _is_invite_open(self) -> bool:
+        return self._invite is not None and not is_expired(self._invite, self._ports.clock.unix_ms())
+
+    def _is_chain_in_time(self) -> bool:
+        """A pass that our newest revocation denies is shown all the same: the founder may have taken it back."""
+        return bool(self._chain) and self._now() <= credentials.expiry_unix_ms(self._chain)
 
     def is_renewal_due(self) -> bool:
         """Whether our passes are in the second half of their life."""
@@ -247,6 +262,7 @@ class Credentials:
     # --- revocations ---------------------------------------------------------------
     def note_admitted(self, shown: Shown) -> None:
         """Remembers what an admitted peer showed."""
+        self._outcasts.pop(shown.peer, None)
         self._admitted[shown.peer] = shown
 
     def forget(self, peer: PeerId) -> None:
@@ -259,6 +275,10 @@ class Credentials:
         if kept is None:
             return ()
         return tuple(sorted(one.hex() for one in credentials.proof_of(kept).invite_ids if any(one)))
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether a peer is admitted, or came by a counted invite of ours."""
+        return peer in self._admitted or (self.desk is not None and invite_ledger.knows(self.desk.ledger, peer))
 
     def decode_revocation(self, sealed: bytes) -> Revocation:
         """A record of our mesh and its founder; raises ``RemoteProtocolError``."""
@@ -290,7 +310,8 @@ class Credentials:
         return tuple((peer, refusal) for peer, refusal in judged if refusal is not None)
 
     def _judge_again(self, kept: Shown, claim: bytes | None) -> Refusal | None:
-        refusal = credentials.judge_proof(credentials.proof_of(kept), self.revocation)
+        refusal = credentials.judge_removed(kept.peer, self.revocation)
+        refusal = refusal or credentials.judge_proof(credentials.proof_of(kept), self.revocation)
         now_shown = kept if claim is None else replace(kept, claim=self._trust.open(claim))
         return refusal or credentials.judge_ownership(now_shown, self._terms(), self._now())
 
@@ -313,12 +334,27 @@ class Credentials:
             "requirements": terms,
             "revocation_sequence": self.revocation.sequence,
             "pass_expires_unix_ms": credentials.expiry_unix_ms(self._chain) if self._chain else None,
-            "recent_refusals": list(self._refusals),
+            "recent_refusals": self._refusals.describe(MAX_SHOWN_REFUSALS),
         }
 
-    def note_refused(self, peer: PeerId, code: ErrorCode, message: str) -> None:
-        """Remembers the last few refusals."""
-        self._refusals.append({"peer_id": peer, "code": code.value, "message": message})
+    def note_refused(self, peer: PeerId, code: ErrorCode, message: str) -> int:
+        """Counts a refusal. How many the operator is to hear of now; 0: it has heard of them lately."""
+        return self._refusals.note(peer, code, message, self._ports.clock.now())
+
+    # --- who is out ------------------------------------------------------------------
+    def note_outcast(self, peer: PeerId) -> None:
+        """A peer is put out: what gossip says of it counts for nothing until the founder or the operator changes it."""
+        self._outcasts.pop(peer, None)
+        while len(self._outcasts) >= MAX_OUTCASTS:
+            del self._outcasts[next(iter(self._outcasts))]
+        self._outcasts[peer] = self._word()
+
+    def is_outcast(self, peer: PeerId) -> bool:
+        """Whether a peer is out by the founder's word, or was found to be by all that is in force now."""
+        return peer in self.revocation.peers or self._outcasts.get(peer) == self._word()
+
+    def _word(self) -> tuple[int, int]:
+        return self.revocation.sequence, self._trust.changes.count
 
     # --- the founder's commands ------------------------------------------------------
     def decode_invite(self, line: str) -> Invite:

@@ -121,6 +121,12 @@ class FounderDesk:
         await self._save()
         return self.sealed_revocation()
 
+    async def readmit_peer(self, peer: PeerId) -> bytes:
+        """Lets a removed member in again; the sealed revocation without it, saved."""
+        self._ledger = invite_ledger.readmit_peer(self._ledger, peer, self._ports.clock.unix_ms())
+        await self._save()
+        return self.sealed_revocation()
+
     def adopt(self, revocation: Revocation) -> None:
         """Takes in a newer record of our own, which a peer kept while our home was restored from a backup."""
         adopted = invite_ledger.adopt(self._ledger, revocation, self._ports.clock.unix_ms())

@@ -20,7 +20,7 @@ from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
-from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.overlay import DEFINITE, Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.ports.network import Subscription
 from p2pmesh.wire.announcement import Announcement
@@ -50,6 +50,7 @@ MAX_RELAYS = 8
 MAX_PROBES_AT_ONCE = 16
 REFUSED_AGAIN_US = 30 * MICROS_PER_SECOND
 """Whoever refused us, or was refused, is not greeted again before this long."""
+REFUSED_FOR_GOOD_US = 900 * MICROS_PER_SECOND
 MAX_FAREWELLS = 64
 FAREWELL_S = 1.0
 LEAVING_SAID = 2
@@ -72,9 +73,9 @@ class Liveness:
         self._nursery: trio.Nursery | None = None
         self._limiter = trio.CapacityLimiter(MAX_PROBES_AT_ONCE)
         self._relays = 0
-        self._unwelcome: dict[PeerId, Micros] = {}
-        """Peers that refuse us or whose answer we refuse, and until when we leave them alone: not reached, and yet
-        nothing to report."""
+        self._unwelcome: dict[PeerId, tuple[Micros, int]] = {}
+        """Peers that refuse us or whose answer we refuse, and until when we leave them alone, unless we were let in
+        again since: not reached, and yet nothing to report."""
         self._seen: dict[tuple[PeerId, PeerId, int], None] = {}
         self._heard: dict[str, tuple[Subscription, trio.CancelScope]] = {}
         self._places: dict[PeerId, tuple[str, ...]] = {}
@@ -207,7 +208,7 @@ class Liveness:
 
     # --- asking --------------------------------------------------------------------
     async def _probe(self, peer: PeerId, ticket: int) -> None:
-        if self._unwelcome.get(peer, Micros(-1)) > self._ports.clock.now() and not self._overlay.is_admitted(peer):
+        if self._is_left_alone(peer) and not self._overlay.is_admitted(peer):
             self._board.tell(membership.ProbeUnanswered(peer, ticket))
             return
         with trio.move_on_after(PROBE_S):
@@ -215,13 +216,27 @@ class Liveness:
                 try:
                     rtt_us = await self._ask_or_knock(peer)
                 except P2PMeshError as error:
-                    if error.code not in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST):
-                        _remember(self._unwelcome, peer, Micros(self._ports.clock.now() + REFUSED_AGAIN_US))
+                    self._note_unwelcome(peer, error)
                     self._board.tell(membership.ProbeUnanswered(peer, ticket))
                 else:
                     self._unwelcome.pop(peer, None)
                     self._asymmetries.pop((peer, self._overlay.own_peer), None)
                     self._board.tell(membership.ProbeAnswered(peer, ticket, rtt_us))
+
+    def _note_unwelcome(self, peer: PeerId, error: P2PMeshError) -> None:
+        if error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST):
+            return
+        is_definite = isinstance(error, RemoteProtocolError) and error.code in DEFINITE
+        if is_definite:
+            self._board.exclude(peer)  # it answered, so it is not dead; but to us it is no member either
+        pause_us = REFUSED_FOR_GOOD_US if is_definite else REFUSED_AGAIN_US
+        _remember(self._unwelcome, peer, (Micros(self._ports.clock.now() + pause_us), self._overlay.returns))
+
+    def _is_left_alone(self, peer: PeerId) -> bool:
+        if self._overlay.shut_out is not None:
+            return True
+        until, returns = self._unwelcome.get(peer, (Micros(-1), 0))
+        return until > self._ports.clock.now() and returns == self._overlay.returns
 
     async def _ask_or_knock(self, peer: PeerId) -> int:
         """The round trip in microseconds, 0 where only the handshake proves that the peer lives.

@@ -43,10 +43,25 @@ DIAL_TIMEOUT_S = 10.0
 HELLO_TIMEOUT_S = 10.0
 REJOIN_FIRST_S = 1.0
 REJOIN_LONGEST_S = 60.0
+REJOIN_SETTLED_S = 60.0
+"""A membership that held so long was one: the next rejoining is as quick as the first."""
+REJOIN_REFUSED_S = 900.0
+"""Between questions of a member that is put out: it comes back by itself when it is readmitted."""
 RENEWAL_CHECK_S = 3600.0
 RENEWAL_PEERS = 8
 _REFUSED_PASS = frozenset({ErrorCode.PASS_INVALID, ErrorCode.PASS_EXPIRED, ErrorCode.PEER_REMOVED})
 """With these an invite may do: even a peer that is put out may be so for whoever let it in."""
+DEFINITE = _REFUSED_PASS | {
+    ErrorCode.INVITE_EXPIRED,
+    ErrorCode.INVITE_REVOKED,
+    ErrorCode.INVITE_EXHAUSTED,
+    ErrorCode.OWNERSHIP_REFUSED,
+    ErrorCode.VERSION_UNSUPPORTED,
+    ErrorCode.GENERATION_UNSUPPORTED,
+}
+"""Whoever is refused with these is refused again until somebody changes something."""
+OUTCAST = frozenset({ErrorCode.PEER_REMOVED, ErrorCode.OWNERSHIP_REFUSED})
+"""Whoever is refused with these is no member to us, whatever gossip says of it."""
 JUDGE_CLAIMS_AGAIN_S = 60.0
 """A claim that runs out ends a membership that needs it after at most so long."""
 REFUSAL_ARRIVES_S = 0.2
@@ -84,6 +99,14 @@ class Overlay:
         self._runner: MachineRunner[admission.Event, admission.Effect] = MachineRunner(
             self._admission, ports.clock, self._perform, admission.DeadlinePassed()
         )
+        self.board.is_outcast = self.credentials.is_outcast
+        self.shut_out: P2PMeshError | None = None
+        """Why nobody lets us in any more, once all who answered said so."""
+        self.returns = 0
+        """How often we were let in again after that."""
+        self._has_told_put_out = False
+        self._left_by: set[PeerId] = set()
+        """Admitted peers that put us out: their connections end now, and that will be no death."""
         self._hello_locks: dict[PeerId, trio.Lock] = {}
         self._inbound: set[PeerId] = set()
         self.conduct = Conduct(ports.network, ports.clock, report)
@@ -176,10 +199,18 @@ class Overlay:
 
     async def join(self) -> None:
         """Dials those we may come in by in turn; raises the most telling error if none admits us."""
+        try:
+            await self._join_by_any()
+        except RemoteProtocolError as error:
+            if error.code in DEFINITE and not self._admission.has_admitted:
+                self._note_shut_out(error)
+            raise
+
+    async def _join_by_any(self) -> None:
         failures: list[P2PMeshError] = []
         for peer, addresses in self.credentials.bootstrap():
             try:
-                await self.ensure_admitted(peer, addresses)
+                await self._ask_in(peer, addresses)
             except P2PMeshError as error:
                 failures.append(error)
             else:
@@ -195,19 +226,66 @@ class Overlay:
         """
         if self.is_founder:
             return
+        if self.shut_out is not None:
+            await trio.sleep(REJOIN_REFUSED_S)
         wait_s = REJOIN_FIRST_S
+        joined_at: float | None = None
         while True:
             seen = self.board.changes.count
             if self._is_joined():
-                wait_s = REJOIN_FIRST_S
+                joined_at = trio.current_time() if joined_at is None else joined_at
                 await self.board.changes.wait_beyond(seen)
                 continue
+            if joined_at is not None and trio.current_time() - joined_at >= REJOIN_SETTLED_S:
+                wait_s = REJOIN_FIRST_S
+            elif joined_at is not None:  # let in and thrown out at once, over and over, is no reason to hurry
+                await trio.sleep(wait_s)
+                wait_s = min(2 * wait_s, REJOIN_LONGEST_S)
+            joined_at = None
             try:
                 await self.join()
             except P2PMeshError as error:
-                self._report("join_failed", {"code": error.code.value, "message": error.message, "retry_s": wait_s})
+                if not self.is_worth_waiting(error):
+                    raise
+                wait_s = REJOIN_REFUSED_S if error.code in DEFINITE else wait_s
+                self._tell_join_failed(error, wait_s)
                 await trio.sleep(wait_s)
                 wait_s = min(2 * wait_s, REJOIN_LONGEST_S)
+
+    def is_worth_waiting(self, error: P2PMeshError) -> bool:
+        """Whether a member that is not let in may be so later without anybody starting it anew."""
+        if not self.credentials.passes:
+            return False
+        return error.code not in DEFINITE or not self.credentials.is_spent
+
+    def _tell_join_failed(self, error: P2PMeshError, retry_s: float) -> None:
+        """A refusal for good was told when it came; only another reason is news."""
+        if self.shut_out is None:
+            self._report("join_failed", {"code": error.code.value, "message": error.message, "retry_s": retry_s})
+
+    def _note_shut_out(self, error: P2PMeshError) -> None:
+        """Nobody here takes us for a member: they answer, so they are not dead, but to us they do not count."""
+        self.shut_out = error
+        self._tell_put_out(error)
+        for announcement in self.board.others():
+            self.board.exclude(PeerId(announcement.peer_id))
+
+    def _tell_put_out(self, error: P2PMeshError, by: PeerId | None = None) -> None:
+        """Once, however many peers say it, until one lets us in."""
+        if self._has_told_put_out or not self.credentials.passes:
+            return
+        self._has_told_put_out = True
+        facts: dict[str, Any] = {"code": error.code.value, "message": error.message, "retry_s": REJOIN_REFUSED_S}
+        self._report("put_out", facts if by is None else {"peer_id": by, **facts})
+
+    def standing(self) -> dict[str, Any]:
+        """For the status: ``founder``, ``member``, ``seeking`` (nobody is reached) or ``put_out``, and why."""
+        if self.is_founder:
+            return {"standing": "founder", "put_out": None}
+        if self.shut_out is not None:
+            facts = {"code": self.shut_out.code.value, "message": self.shut_out.message}
+            return {"standing": "put_out", "put_out": facts}
+        return {"standing": "member" if self._admission.has_admitted else "seeking", "put_out": None}
 
     def _is_joined(self) -> bool:
         if any(self.is_admitted(peer) for peer, _ in self.credentials.bootstrap()):
@@ -215,9 +293,14 @@ class Overlay:
         return self.board.is_large and len(self._admission.admitted()) >= connections.DEFAULT_POLICY.near_kept
 
     async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...] = ()) -> None:
-        """Connects and says hello unless both are done; raises what went wrong."""
+        """Connects and says hello unless both are done; raises what went wrong. Whoever is put out asks nobody."""
         if self.is_admitted(peer):
             return
+        if self.shut_out is not None:
+            raise Refused(self.shut_out.code, f"this node is put out: {self.shut_out.message}")
+        await self._ask_in(peer, addresses)
+
+    async def _ask_in(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         lock = self._hello_locks.setdefault(peer, trio.Lock())
         try:
             async with lock:
@@ -264,14 +347,33 @@ class Overlay:
             await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, attempt.invite, attempt.passes, own))
             welcome = await stream.expect(Welcome, HELLO_TIMEOUT_S)
             announcement = self._decode_own_word(welcome)
-            shown = self.credentials.check_welcome(welcome, peer, announcement)
+            shown = self._check_welcome(welcome, peer, announcement)
         finally:
             await stream.reset()  # where it proves nothing, the quarantine ends the connection
         self._admit(shown, welcome.announcement)
+        self._note_let_in()
+        await self.revocations.take(welcome.revocation)  # first: it may be what makes our passes good again
         await self.credentials.take_granted(welcome, announcement)
         await self.credentials.remember(announcement)
-        await self.revocations.take(welcome.revocation)
         self.board.learn_handed(welcome.known)
+
+    def _check_welcome(self, welcome: Welcome, peer: PeerId, announcement: Announcement) -> Shown:
+        try:
+            return self.credentials.check_welcome(welcome, peer, announcement)
+        except Refused as refusal:
+            self._note_outcast(peer, refusal.code)
+            raise
+
+    def _note_outcast(self, peer: PeerId, code: ErrorCode) -> None:
+        if code in OUTCAST and not self.is_admitted(peer):
+            self.credentials.note_outcast(peer)
+            self.board.exclude(peer)
+
+    def _note_let_in(self) -> None:
+        self._has_told_put_out = False
+        if self.shut_out is not None:
+            self.shut_out = None
+            self.returns += 1
 
     async def _answer_hello(self, stream: MessageStream, hello: Hello) -> None:
         peer = stream.remote_peer
@@ -279,8 +381,7 @@ class Overlay:
             announcement = self._decode_own_word(hello)
             shown = await self.credentials.check_hello(hello, peer, announcement)
         except RemoteProtocolError as error:
-            self._report("peer_refused", {"peer_id": peer, "code": error.code.value, "message": error.message})
-            self.credentials.note_refused(peer, error.code, error.message)
+            self._note_refused(peer, error.code, error.message)
             self.conduct.note_refused_proof(peer, error.code)
             await self._runner.put(admission.HelloRefused(peer, error.code))
             raise
@@ -291,6 +392,12 @@ class Overlay:
         await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, passes, own, granted, revocation, known))
         await stream.finish()
         await self.credentials.remember(announcement)
+
+    def _note_refused(self, peer: PeerId, code: ErrorCode, message: str) -> None:
+        count = self.credentials.note_refused(peer, code, message)
+        if count:
+            self._report("peer_refused", {"peer_id": peer, "code": code.value, "message": message, "count": count})
+        self._note_outcast(peer, code)
 
     def _decode_own_word(self, said: Hello | Welcome) -> Announcement:
         """The announcement that a peer shows of itself. Generation and mesh come first: another mesh's is no error."""
@@ -356,8 +463,9 @@ class Overlay:
     def _hear_farewell(self, peer: PeerId, refusal: Refusal) -> None:
         """A peer says why it puts us out."""
         if self.is_admitted(peer):
-            error = error_of(refusal)
-            self._report("put_out", {"peer_id": peer, "code": error.code.value, "message": error.message})
+            self._tell_put_out(error_of(refusal), peer)
+            self._left_by.add(peer)
+            self.board.exclude(peer)
 
     # --- the admission machine ---------------------------------------------------
     async def _follow_connections(self) -> None:
@@ -381,7 +489,8 @@ class Overlay:
             case admission.Lose(peer):
                 self.credentials.forget(peer)
                 has_parted = self.has_parted(peer)
-                if self.conduct.is_banned(peer):
+                if self.conduct.is_banned(peer) or peer in self._left_by:
+                    self._left_by.discard(peer)
                     self.board.exclude(peer)
                 elif has_parted:
                     self.board.note_parted(peer)
@@ -392,12 +501,13 @@ class Overlay:
     async def put_out(self) -> None:
         """Ends the membership of every admitted peer that a revocation, another trust or an old claim puts out."""
         for peer, refusal in self.credentials.put_out(self._claim_of):
-            self._report("peer_refused", {"peer_id": peer, "code": refusal.code.value, "message": refusal.message})
             assert self._nursery is not None
             self._nursery.start_soon(self._say_farewell, peer, refusal_of(refusal.code, refusal.message))
             self.credentials.forget(peer)
+            self.board.exclude(peer)  # first: that its connection ends now is no doubt about its life
             for effect in self._admission.handle(admission.PutOut(peer, refusal.code), self._ports.clock.now()):
                 await self._perform(effect)
+            self._note_refused(peer, refusal.code, refusal.message)
             self.board.exclude(peer)
 
     async def _follow_trust(self) -> None:

@@ -48,6 +48,10 @@ class Revocations:
         """Puts a member out, and those whom it let in."""
         await self._put_in_force(await self._credentials.founders_desk().remove_peer(peer))
 
+    async def readmit_peer(self, peer: PeerId) -> None:
+        """Takes a removal back: the peer's passes count again, and so do invites that it shows."""
+        await self._put_in_force(await self._credentials.founders_desk().readmit_peer(peer))
+
     async def _put_in_force(self, sealed: bytes) -> None:
         if self._credentials.learn_revocation(sealed):
             self._news.mark()

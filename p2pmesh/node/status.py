@@ -37,7 +37,7 @@ def describe_node(
         "name": own.name,
         "mesh_id": overlay.mesh_id,
         "is_founder": overlay.is_founder,
-        "admission": overlay.credentials.describe(),
+        "admission": {**overlay.standing(), **overlay.credentials.describe()},
         "addresses": list(own.addresses),
         "memory_bytes": own.memory_bytes,
         "free_bytes": stages.free_bytes,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from p2pmesh.api.console import console_app
+from p2pmesh.api.invites import DEADLINE_HEADER
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
 from tests.fakes.asgi import AsgiClient
@@ -34,14 +35,18 @@ class FakeDesk:
         self.asked.append(("revoke", invite_id, is_expelling))
         return {"id": invite_id}
 
-    async def remove_peer(self, peer: PeerId) -> dict[str, Any]:
-        self.asked.append(("remove", peer))
+    async def remove_peer(self, peer: PeerId, *, is_forced: bool) -> dict[str, Any]:
+        self.asked.append(("remove", peer, is_forced))
+        return {"peer_id": peer}
+
+    async def readmit_peer(self, peer: PeerId) -> dict[str, Any]:
+        self.asked.append(("readmit", peer))
         return {"peer_id": peer}
 
 
-async def ask(desk: FakeDesk, method: str, path: str, body: Any = None, token: str = TOKEN) -> AsgiClient:
+async def ask(desk: FakeDesk, method: str, path: str, body: Any = None, token: str = TOKEN, **more: str) -> AsgiClient:
     client = AsgiClient(body if isinstance(body, bytes) else json.dumps(body).encode())
-    headers = {"host": "127.0.0.1:3131", "authorization": f"Bearer {token}"}
+    headers = {"host": "127.0.0.1:3131", "authorization": f"Bearer {token}", **more}
     await client.run(console_app(FakeBackend(), TOKEN, desk), path, method, headers)
     return client
 
@@ -54,15 +59,30 @@ async def test_each_route_asks_the_desk() -> None:
     assert (await ask(desk, "POST", "/api/invites/revoke", {"id": "ab", "expel": True})).status == 200
     assert (await ask(desk, "POST", "/api/invites/revoke", {"id": "cd"})).status == 200
     assert (await ask(desk, "POST", "/api/peers/remove", {"peer_id": JOINER.peer_id})).status == 200
+    assert (await ask(desk, "POST", "/api/peers/remove", {"peer_id": JOINER.peer_id, "force": True})).status == 200
+    assert (await ask(desk, "POST", "/api/peers/readmit", {"peer_id": JOINER.peer_id})).status == 200
     assert desk.asked == [
         ("create", 60, 1),
         ("revoke", "ab", True),
         ("revoke", "cd", False),
-        ("remove", JOINER.peer_id),
+        ("remove", JOINER.peer_id, False),
+        ("remove", JOINER.peer_id, True),
+        ("readmit", JOINER.peer_id),
     ]
 
 
-@pytest.mark.parametrize("path", ["/api/invites", "/api/invites/revoke", "/api/peers/remove"])
+async def test_what_comes_after_its_deadline_is_not_carried_out() -> None:
+    desk = FakeDesk()
+    body = {"life_s": 60, "max_uses": 1}
+    late = await ask(desk, "POST", "/api/invites", body, **{DEADLINE_HEADER: "1"})
+    assert late.json()["error"]["code"] == "deadline_exceeded"
+    assert (await ask(desk, "POST", "/api/invites", body, **{DEADLINE_HEADER: "soon"})).status == 400
+    assert desk.asked == []
+    assert (await ask(desk, "POST", "/api/invites", body, **{DEADLINE_HEADER: "9" * 15})).status == 200
+    assert desk.asked == [("create", 60, 1)]
+
+
+@pytest.mark.parametrize("path", ["/api/invites", "/api/invites/revoke", "/api/peers/remove", "/api/peers/readmit"])
 async def test_nothing_is_done_without_the_token(path: str) -> None:
     desk = FakeDesk()
     body = {"life_s": 60, "max_uses": 1, "id": "ab", "peer_id": JOINER.peer_id}
@@ -88,6 +108,8 @@ async def test_nothing_is_done_without_the_token(path: str) -> None:
         ("/api/invites/revoke", {"id": "unknown"}),
         ("/api/peers/remove", {"peer_id": "0"}),
         ("/api/peers/remove", {"peer_id": None}),
+        ("/api/peers/remove", {"peer_id": JOINER.peer_id, "force": 1}),
+        ("/api/peers/readmit", {}),
     ],
 )
 async def test_what_makes_no_sense_is_a_400_and_changes_nothing(path: str, body: Any) -> None:

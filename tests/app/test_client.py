@@ -14,6 +14,7 @@ from p2pmesh.api.console import console_app
 from p2pmesh.api.exchange import send_json
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import bind_port, serve_app, url_of
+from p2pmesh.app import client
 from p2pmesh.app.client import fetch_status, run_chat
 from p2pmesh.app.config import ChatOptions
 from p2pmesh.app.run_file import RunFile, write_run_file
@@ -112,6 +113,16 @@ async def test_status_with_a_wrong_token_is_refused(tmp_path: Path) -> None:
         with pytest.raises(P2PMeshError) as raised:
             await in_thread(lambda: fetch_status(tmp_path))
     assert raised.value.code is ErrorCode.UNAUTHORIZED
+
+
+async def test_a_node_that_stands_still_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.CONSOLE_TIMEOUT_S <= 10
+    monkeypatch.setattr(client, "CONSOLE_TIMEOUT_S", 0.2)
+    with bind_port("127.0.0.1", 0, "--port") as sock:  # it listens, and nobody takes what comes
+        write_run_file(tmp_path, RunFile(os.getpid(), url_of(sock), url_of(sock), TOKEN, "peer"))
+        with pytest.raises(Refused) as raised:
+            await in_thread(lambda: fetch_status(tmp_path))
+    assert raised.value.code is ErrorCode.DEADLINE_EXCEEDED
 
 
 async def test_a_node_that_does_not_answer_is_not_running(tmp_path: Path) -> None:

@@ -48,9 +48,18 @@ def test_an_invite_made_on_files_is_listed_shown_and_revoked(home: Path) -> None
 
 
 def test_a_member_is_removed_on_files(home: Path) -> None:
-    assert invites.remove_peer(home, BAD)["state"] == "removed"
+    assert code_of(invites.remove_peer, home, BAD) is ErrorCode.REQUEST_INVALID  # nobody here has seen it
+    assert invites.remove_peer(home, BAD, is_forced=True)["state"] == "removed"
     assert invites.list_invites(home)["removed_peers"] == [BAD]
     assert code_of(invites.remove_peer, home, load_or_create_identity(home).peer_id) is ErrorCode.REQUEST_INVALID
+
+
+def test_a_removal_is_taken_back_on_files(home: Path) -> None:
+    assert code_of(invites.readmit_peer, home, BAD) is ErrorCode.REQUEST_INVALID
+    invites.remove_peer(home, BAD, is_forced=True)
+    assert invites.readmit_peer(home, BAD) == {"peer_id": BAD, "state": "readmitted"}
+    assert invites.list_invites(home)["removed_peers"] == []
+    assert load_ledger(home).sequence == 2
 
 
 def test_what_cannot_be_done_says_why(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

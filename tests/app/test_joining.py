@@ -75,6 +75,8 @@ def test_a_founder_that_requires_an_owner_needs_one(tmp_path: Path) -> None:
 def test_requirements_that_nobody_can_meet_found_nothing(tmp_path: Path) -> None:
     crossed = RequirementOptions(version_min="0.2.0", version_max="0.1.0")
     assert code_of(tmp_path, requirements=crossed) is ErrorCode.VERSION_UNSUPPORTED
+    for without_us in (RequirementOptions(version_min="999.9.9"), RequirementOptions(version_max="0.0.0")):
+        assert code_of(tmp_path, requirements=without_us) is ErrorCode.VERSION_UNSUPPORTED
     assert load_requirements(tmp_path) is None
 
 

@@ -283,10 +283,12 @@ def test_owners_are_trusted_listed_and_no_longer_trusted(run: Run, fail: Fail, h
     assert listed["trusted_owners"] == [{"owner_id": OTHER_OWNER, "label": "Grüße"}]
     assert listed["policy"] == "allowlist"
     assert load_trust(home).policy is TrustPolicy.ALLOWLIST
-    run("revoke-owner", OTHER_OWNER)
+    assert f"trust add {OTHER_OWNER} --label 'Grüße'" in run("revoke-owner", OTHER_OWNER)["note"]
+    assert "note" not in run("revoke-owner", OTHER_OWNER)  # it was off the list already
     assert run("trust", "list")["trusted_owners"] == []
     assert "--undo" in fail(2, "trust", "add", OTHER_OWNER)
-    run("revoke-owner", OTHER_OWNER, "--undo")
+    assert "is not trusted by this" in run("revoke-owner", OTHER_OWNER, "--undo")["note"]
+    assert "note" not in run("revoke-owner", OTHER_OWNER, "--undo")
     run("trust", "add", OTHER_OWNER)
     run("trust", "remove", OTHER_OWNER)
     assert "not trusted" in fail(2, "trust", "remove", OTHER_OWNER)

@@ -42,8 +42,15 @@ def test_the_life_of_an_invite(home: str, capsys: pytest.CaptureFixture[str], mo
 
 
 def test_removing_a_peer(home: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["peer", "remove", fake_identity("bad").peer_id, "--home", home]) == 0
+    bad = fake_identity("bad").peer_id
+    assert main(["peer", "remove", bad, "--home", home]) == 60
+    assert "--force" in capsys.readouterr().err
+    assert main(["peer", "remove", bad, "--force", "--home", home]) == 0
     assert "is out" in capsys.readouterr().out
+    assert main(["peer", "readmit", bad, "--home", home]) == 0
+    assert "may come in again" in capsys.readouterr().out
+    assert main(["peer", "readmit", bad, "--home", home]) == 60
+    assert "is not removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -199,3 +199,22 @@ class Ledger(RuleBasedStateMachine):
 
 
 TestLedger = Ledger.TestCase
+
+
+def test_a_readmitted_peer_is_in_no_newer_record_nor_in_what_a_backup_adopts() -> None:
+    backup = invite_ledger.remove_peer(InviteLedger(), JOINER.peer_id, NOW)
+    now = invite_ledger.readmit_peer(backup, JOINER.peer_id, NOW)
+    record = invite_ledger.revocation_of(now, FOUNDER.mesh_id, NOW)
+    assert (record.sequence, record.peers) == (2, ())
+    assert invite_ledger.adopt(backup, record, NOW).removed == ()
+    with pytest.raises(Refused):
+        invite_ledger.readmit_peer(now, JOINER.peer_id, NOW)
+
+
+def test_only_a_peer_that_left_a_trace_is_known() -> None:
+    ledger = invite_ledger.remove_peer(InviteLedger(), JOINER.peer_id, NOW)
+    assert invite_ledger.knows(ledger, JOINER.peer_id)
+    assert not invite_ledger.knows(InviteLedger(), JOINER.peer_id)
+    invite_ledger.check_known(JOINER.peer_id, is_known=True)
+    with pytest.raises(Refused):
+        invite_ledger.check_known(JOINER.peer_id, is_known=False)

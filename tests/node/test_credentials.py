@@ -356,6 +356,95 @@ async def test_a_removed_peer_cannot_hide_behind_a_fresh_invite(autojump_clock: 
         assert (await refused_joining(again)).code is ErrorCode.PEER_REMOVED
 
 
+async def test_a_member_that_is_put_out_says_so_once_asks_seldom_and_comes_back_when_it_is_readmitted(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh, trio.open_nursery() as nursery:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        bad = await mesh.join("bad", founder)
+        nursery.start_soon(bad.node.overlay.stay_joined)
+        await trio.sleep(120)
+        assert bad.node.status()["admission"]["standing"] == "member"
+        await founder.node.overlay.revocations.remove_peer(bad.peer)
+        await trio.sleep(7200)
+        (told,) = bad.told("put_out")
+        assert f"p2pmesh peer readmit {bad.peer}" in told["message"]
+        assert [name for name, _ in bad.reports if name not in ("peer_joined", "put_out")] == []
+        status = bad.node.status()
+        assert (status["admission"]["standing"], status["peers"]) == ("put_out", [])
+        assert status["admission"]["put_out"]["code"] == "peer_removed"
+        for node in (founder, member):
+            assert len([one for one in node.told("peer_refused") if one["peer_id"] == bad.peer]) <= 3
+            assert len(node.node.status()["admission"]["recent_refusals"]) <= 1
+            assert bad.peer not in [peer["peer_id"] for peer in node.node.status()["peers"]]
+        (shown,) = founder.node.status()["admission"]["recent_refusals"]
+        assert 10 <= shown["count"] <= 20  # a pass and an invite each quarter of an hour
+        await founder.node.overlay.revocations.readmit_peer(bad.peer)
+        await trio.sleep(1000)
+        assert bad.node.status()["admission"]["standing"] == "member"
+        assert {one["health"] for one in bad.node.status()["peers"]} == {"alive"}
+        for node in (founder, member):
+            assert bad.peer in [peer["peer_id"] for peer in node.node.status()["peers"]]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_readmitted_peer_that_starts_anew_comes_in_by_the_pass_that_it_kept(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        bad = await mesh.join("bad", founder)
+        await founder.node.overlay.revocations.remove_peer(bad.peer)
+        await wait_gone(founder, bad)
+        again = await started_again(mesh, bad, "bad", None)
+        assert (await refused_joining(again)).code is ErrorCode.PEER_REMOVED
+        assert again.node.overlay.is_worth_waiting(await refused_joining(again))
+        await founder.node.overlay.revocations.readmit_peer(bad.peer)
+        await again.node.overlay.join()
+        assert again.node.overlay.credentials.revocation.peers == ()
+        with pytest.raises(Refused) as raised:
+            await founder.node.overlay.revocations.readmit_peer(bad.peer)
+        assert raised.value.code is ErrorCode.REQUEST_INVALID
+
+
+async def test_a_member_that_starts_anew_never_lists_a_removed_peer(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        bad = await mesh.join("bad", founder)
+        await founder.node.overlay.revocations.remove_peer(bad.peer)
+        await wait_gone(member, bad)
+        again = await started_again(mesh, member, "member", None)
+        bad.node.overlay.board.speak_up()
+        bad.node.overlay.board.change_own(free_bytes=5)
+        seen: set[str] = set()
+        for _ in range(120):
+            await trio.sleep(0.5)
+            seen |= {one.peer_id for one in again.node.overlay.board.others()}
+        assert bad.peer not in seen
+        assert again.told("peer_refused") == []
+
+
+async def test_a_member_with_nothing_left_to_show_ends_and_one_that_was_never_in_does_not_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        mesh.overlay.cut(founder.peer, member.peer)
+        await trio.sleep(60)
+        mesh.pass_days(40)
+        mesh.overlay.mend(founder.peer, member.peer)
+        with pytest.raises(P2PMeshError) as raised:
+            await member.node.overlay.stay_joined()
+        assert raised.value.code in (ErrorCode.PASS_EXPIRED, ErrorCode.INVITE_EXPIRED)
+        late = await mesh.start("late", await create(founder, max_uses=1))
+        await founder.node.overlay.revocations.revoke_invite(
+            invite_id(late.node.overlay.credentials._invite_text), is_expelling=False
+        )
+        assert not late.node.overlay.is_worth_waiting(await refused_joining(late))
+        assert late.told("put_out") == []
+
+
 async def test_expelling_an_invite_puts_out_those_who_came_by_it_and_their_guests(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         founder = await mesh.found()
