@@ -125,7 +125,10 @@ class Gossip:
         """Where the peer announces: there are those who hold it in view."""
         victim = self._world.numbers[effect.peer]
         said = member.machine.find(effect.peer)
-        depth = member.shards.depth if said is None else said.shard_depth
+        if said is None:  # the second report, when it has failed, goes where the first one went
+            depth = member.reported.pop(victim, member.shards.depth)
+        else:
+            depth = member.reported[victim] = said.shard_depth
         report = DownReported(member.peer_id, effect.peer, effect.incarnation)
         self._world.audit.on_report()
         self.spread(member, self._world.traits[victim].bits[:depth], None, report, REPORT_BYTES)

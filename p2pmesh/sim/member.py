@@ -85,7 +85,7 @@ class Member:
         "admission", "announce_at", "connected_since", "connections", "failed", "handle", "hosts", "incarnation",
         "is_joined",
         "is_up", "machine", "models", "number", "peer_id", "records",
-        "records_wake_us", "relays", "said", "seed", "sequence", "shard_wake_us",
+        "records_wake_us", "relays", "reported", "said", "seed", "sequence", "shard_wake_us",
         "shards", "started_us", "topics", "traits", "viewed", "wake_us",
     )  # fmt: skip
 
@@ -114,6 +114,8 @@ class Member:
         self.failed: dict[int, int] = {}
         """Peers that this one held failed or gone, with the incarnation; for the audit."""
         self.relays: tuple[int, ...] = ()
+        self.reported: dict[int, int] = {}
+        """Peers of which this one has reported the end once, with the depth at which they announced."""
         self.topics: dict[str, None] = {}
         self.started_us = now_us
         self.is_up = True
