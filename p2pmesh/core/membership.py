@@ -741,8 +741,10 @@ class MembershipMachine(Generic[A]):
             self._ask_sooner(peer, now)
             return ()
         inquiry = self._inquiries.get(peer)
-        if inquiry is None:
-            if len(self._inquiries) >= self._policy.max_verifications:
+        # An answer to what we asked of ourselves, perhaps just before the end, would refute nothing: ask anew.
+        is_fresh = inquiry is not None and (inquiry.reporters or inquiry.fails_at or inquiry.phase is not _Phase.DIRECT)
+        if inquiry is None or not is_fresh:
+            if inquiry is None and len(self._inquiries) >= self._policy.max_verifications:
                 return ()
             inquiry = self._begin(peer, now)
             inquiry.reporters = (reporter,)

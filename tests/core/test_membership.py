@@ -534,6 +534,15 @@ def test_a_report_that_cannot_matter_starts_nothing(report: DownReported) -> Non
     assert Life(A, B).tell(report) == []
 
 
+def test_an_answer_to_what_was_asked_before_a_report_refutes_it_not() -> None:
+    life = Life(A, B)
+    ticket = life.until_probed(A, (B,))
+    (probe,) = life.tell(DownReported(B, A, 1))
+    assert isinstance(probe, SendProbe)
+    assert life.tell(ProbeAnswered(A, ticket, 1)) == []
+    assert life.tell(ProbeAnswered(A, probe.ticket, 1)) == [ReporterMuted(B)]
+
+
 def test_whom_a_stranger_reports_is_probed_next_but_not_oftener_than_every_second_round() -> None:
     peers = tuple(PeerId(f"p{number}") for number in range(40))
     life = Life(*peers)
