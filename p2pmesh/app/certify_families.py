@@ -87,7 +87,7 @@ def judge(architecture: str, evidence: Sequence[Evidence]) -> dict[str, Any]:
     """The verdict: every cut that the rules permit gave the bits of the whole, in every variant, or it is refused."""
     rules = rules_of(architecture)
     cuts = sorted(set.intersection(*(set(_exact_cuts(runs)) for runs in evidence)))
-    reason = next((text for runs in evidence if (text := _objection(runs))), "")
+    reason = rules.refusal or next((text for runs in evidence if (text := _objection(runs))), "")
     layers = max(runs.layer_count for runs in evidence)
     is_splittable = not reason and bool(cuts)
     if is_splittable:
@@ -95,9 +95,9 @@ def judge(architecture: str, evidence: Sequence[Evidence]) -> dict[str, Any]:
     else:
         verdict = SIDE_VALUE if rules.needs_side_value else REFUSED
         cuts = []
-    is_served = is_splittable and rules.state in SERVED_STATES
+    is_served = is_splittable and rules.state in SERVED_STATES and not rules.unserved
     if is_splittable and not is_served:
-        reason = "its cuts are proven, but an engine does not keep the states of its sequences yet"
+        reason = rules.unserved or "its cuts are proven, but an engine does not keep the states of its sequences yet"
     return {
         "verdict": verdict, "splittable": is_splittable, "served": is_served, "state": rules.state.value,
         "sticky": rules.is_sticky, "variants": [runs.variant.name for runs in evidence], "layers": layers,

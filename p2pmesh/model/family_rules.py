@@ -105,7 +105,8 @@ class Family:
     outcome of the last layer, with ``{}`` for its index. ``pins`` are numbers that a later stage's file sets (suffix
     to value). A range may start only at a multiple of ``start_step``, and of the numbers at ``step_keys``. At
     ``special_counts`` of layers llama.cpp picks other constants, so neither the model nor a range may have so many.
-    Without ``needs_keys`` it computes them from the number of layers. ``refusal`` says why no range runs by itself.
+    Without ``needs_keys`` it computes them from the number of layers. ``refusal`` says why no range runs by itself,
+    ``unserved`` why an engine does not run it, whole or cut.
     """
 
     architecture: str
@@ -122,6 +123,7 @@ class Family:
     needs_keys: tuple[str, ...] = ()
     refusal: str = ""
     needs_side_value: bool = False
+    unserved: str = ""
 
     @property
     def is_sticky(self) -> bool:
@@ -137,6 +139,8 @@ _FIRST_VALUES = "every layer mixes in the first one's values, a side value that 
 _STREAMS = "its layers pass on several hidden streams, of which only one would travel between stages"
 _PER_LAYER = "its layers take embeddings of the tokens of their own, or keys and values of earlier layers"
 
+_DIFFUSION = "it writes all places of a text at once, by diffusion, which an engine does not do"
+
 _SPECIAL = (
     Family("afmoe", WindowRule(4), input_tensor="inp_embd_scaled", start_step=4),
     Family("arwkv7", state=_R, refusal=_FIRST_VALUES, needs_side_value=True),
@@ -150,6 +154,8 @@ _SPECIAL = (
     Family("cohere2moe", WindowRule(4, is_full_first=True, is_optional=False)),
     Family("deepseek4", state=_H, refusal=_STREAMS, needs_side_value=True),
     Family("deepseek2", special_counts=(26, 27, 47, 48)),
+    *(Family(name, unserved=_DIFFUSION) for name in ("dream", "llada", "llada-moe", "rnd1")),
+    Family("qwen3tts", unserved="it speaks codes of sound, not tokens of text"),
     Family("dots3note", WindowRule(1, is_optional=False, needs_full=True)),
     Family("ernie4_5-moe", step_keys=("interleave_moe_layer_step",)),
     Family("exaone-moe", WindowRule(4, is_optional=False)),

@@ -179,3 +179,45 @@ def test_rope_factors_and_scalars_do_not_hinder_a_cut() -> None:
         extra_tensors=(zero_tensor("rope_freqs.weight", (2,)),),
     )
     assert families.permitted_cuts(index) == (1, 2, 3)
+
+
+def test_trailing_predictors_are_no_layers_to_place() -> None:
+    index = skeleton(layers=5, extra_keys=(number("llama.nextn_predict_layers", 1),))
+    assert index.layer_count == 4
+    families.check_model(index)
+    assert families.permitted_cuts(index) == (1, 2, 3)
+
+
+def test_a_stage_starts_at_a_multiple_of_the_step() -> None:
+    assert families.permitted_cuts(skeleton("smollm3", layers=12)) == (4, 8)
+    extra = (number("ernie4_5-moe.interleave_moe_layer_step", 3),)
+    assert families.permitted_cuts(skeleton("ernie4_5-moe", layers=8, extra_keys=extra)) == (3, 6)
+    assert families.permitted_cuts(skeleton("ernie4_5-moe", layers=4)) == (1, 2, 3)
+
+
+def test_a_family_that_loads_no_range_without_a_window_says_so() -> None:
+    extra = (number("cohere2.attention.sliding_window", 8),)
+    index = skeleton("cohere2", layers=8, extra_keys=extra)
+    assert families.permitted_cuts(index) == (1, 2, 3, 4, 5, 6)
+    assert "windowed" in (families.cut_refusal(index, LayerRange(7, 8)) or "")
+
+
+def test_a_range_of_a_hybrid_holds_both_kinds_of_layers() -> None:
+    heads = array("jamba.attention.head_count_kv", ValueType.INT32, [0, 0, 2, 0, 0, 2])
+    index = skeleton("jamba", layers=6, extra_keys=(heads,))
+    assert families.permitted_cuts(index) == (3, 4)
+    assert "state" in (families.cut_refusal(index, LayerRange(2, 3)) or "")
+    assert "attention" in (families.cut_refusal(index, LayerRange(0, 2)) or "")
+
+
+def test_a_constant_that_the_file_leaves_to_the_depth_forbids_the_cut() -> None:
+    index = skeleton("minicpm", layers=4)
+    assert families.permitted_cuts(index) == ()
+    assert "residual_scale" in (families.cut_refusal(index, LayerRange(0, 2)) or "")
+
+
+def test_a_family_that_needs_a_side_value_is_refused_with_the_cause() -> None:
+    with pytest.raises(ConfigError) as caught:
+        families.check_model(skeleton("rwkv7"))
+    assert caught.value.code is ErrorCode.ARCHITECTURE_UNSUPPORTED
+    assert "side value" in str(caught.value)
