@@ -144,7 +144,7 @@ class _Inquiry:
 class _Tombstone:
     """Who failed or left, and how fresh a word of it must be to count."""
 
-    __slots__ = ("heard_at", "incarnation", "sequence", "state", "until")
+    __slots__ = ("has_connected", "heard_at", "incarnation", "sequence", "state", "until")
 
     def __init__(self, state: MemberState, incarnation: int, sequence: int, heard_at: Micros, until: Micros) -> None:
         self.state = state
@@ -152,6 +152,7 @@ class _Tombstone:
         self.sequence = sequence
         self.heard_at = heard_at
         self.until = until
+        self.has_connected = False
 
 
 A = TypeVar("A", bound=Announced)
@@ -313,7 +314,7 @@ class MembershipMachine(Generic[A]):
         member.announced_at = member.heard_at = now
         member.lives_us = lives_us
         if not is_same_life:
-            return self._on_new_life(PeerId(announcement.peer_id), member)
+            return self._on_new_life(PeerId(announcement.peer_id), member, now)
         if member.state is MemberState.SUSPECT:
             return self._changed(before, announcement) + self._on_word_of_suspect(PeerId(announcement.peer_id), now)
         return () if self._is_change is None else self._changed(before, announcement)
@@ -323,14 +324,15 @@ class MembershipMachine(Generic[A]):
             return ()
         return (PeerChanged(PeerId(after.peer_id)),)
 
-    def _on_new_life(self, peer: PeerId, member: _Member) -> tuple[Effect, ...]:
-        """A restart ends every doubt about the life before it; reports of that life were true."""
-        self._end_inquiry(peer)
+    def _on_new_life(self, peer: PeerId, member: _Member, now: Micros) -> tuple[Effect, ...]:
+        """Reports of the life before it were true. Incarnations cost nothing, so whoever is asked has to answer."""
         member.witness = None
-        if member.state is MemberState.ALIVE:
-            return (PeerChanged(peer),)
-        member.state = MemberState.ALIVE
-        return (PeerRecovered(peer), PeerChanged(peer))
+        inquiry = self._inquiries.get(peer)
+        if inquiry is not None:
+            inquiry.reporters = ()
+        if member.state is MemberState.SUSPECT:
+            return (PeerChanged(peer), *self._on_word_of_suspect(peer, now))
+        return (PeerChanged(peer),)
 
     def _on_word_of_suspect(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
         """It was signed lately, perhaps just before the end: worth another probe, not belief.
@@ -354,8 +356,7 @@ class MembershipMachine(Generic[A]):
             return self._join(peer, announcement, lives_us, now)
         if (announcement.incarnation, announcement.sequence) <= (stone.incarnation, stone.sequence):
             return ()
-        is_new_life = announcement.incarnation > stone.incarnation and stone.state is not MemberState.EXCLUDED
-        if is_new_life or peer in self._connected:
+        if self._may_return(peer, stone, announcement):
             return self._join(peer, announcement, lives_us, now)
         inquiry = self._inquiries.get(peer)
         if inquiry is not None:
@@ -365,6 +366,13 @@ class MembershipMachine(Generic[A]):
         inquiry = self._begin(peer, now)
         inquiry.candidate = (announcement, lives_us)
         return (SendProbe(peer, inquiry.ticket),)
+
+    def _may_return(self, peer: PeerId, stone: "_Tombstone", announcement: Announced) -> bool:
+        """Whether a fresher word is enough. Who failed has to answer: by a connection made since, or else a probe."""
+        if stone.state is MemberState.FAILED:
+            return stone.has_connected
+        is_new_life = announcement.incarnation > stone.incarnation and stone.state is MemberState.LEFT
+        return is_new_life or peer in self._connected
 
     def _join(self, peer: PeerId, announcement: Announced, lives_us: int, now: Micros) -> tuple[Effect, ...]:
         made_room: tuple[Effect, ...] = ()
@@ -405,6 +413,9 @@ class MembershipMachine(Generic[A]):
         self._heard_any_at = now
         member = self._members.get(peer)
         if member is None:
+            stone = self._tombstones.get(peer)
+            if stone is not None:
+                stone.has_connected = True
             return ()
         self._end_inquiry(peer)
         return self._heard(peer, member, None, now)

@@ -350,12 +350,27 @@ def test_a_connection_that_breaks_now_and_then_is_asked_about_each_time() -> Non
 
 
 # --- a restart, and what a suspect says -----------------------------------------------
-def test_a_new_incarnation_ends_every_doubt() -> None:
+def test_a_new_incarnation_has_to_answer_and_blames_no_reporter() -> None:
     life = Life(A, B)
     life.tell(ConnectionOpened(A), ConnectionLost(A), DownReported(B, A, 1))
-    assert life.tell(said(A, 1, incarnation=2)) == [PeerRecovered(A), PeerChanged(A)]
-    assert life.tell(ProbeAnswered(A, life.ticket(A), 5)) == []  # and nobody is muted for a report that was true
-    assert not life.machine.is_muted(B, Micros(life.now))
+    assert life.tell(said(A, 1, incarnation=2)) == [PeerChanged(A)]
+    assert life.state(A) is MemberState.SUSPECT
+    assert life.tell(ProbeAnswered(A, life.ticket(A), 5)) == [PeerRecovered(A)]
+    assert not life.machine.is_muted(B, Micros(life.now))  # the report was true of the life before
+
+
+@pytest.mark.parametrize("is_always_new", [False, True])
+def test_a_peer_that_speaks_and_never_answers_fails_and_stays_failed(is_always_new: bool) -> None:
+    life = Life(A, B)
+    life.tell(ConnectionOpened(A))
+    for word in range(2, 40):
+        incarnation, sequence = (word, 0) if is_always_new else (1, word)
+        life.tell(said(A, sequence, incarnation=incarnation))
+        life.wait(5, (B,))
+    assert life.times(PeerFailed)
+    assert life.times(PeerFailed)[0] <= 80 * S
+    assert life.times(PeerJoined)[1:] == []
+    assert life.state(A) is MemberState.FAILED
 
 
 def test_word_of_a_suspect_earns_another_probe_but_no_belief() -> None:
@@ -413,12 +428,14 @@ def test_what_does_not_prove_itself_must_be_followed_by_something_fresher() -> N
     assert life.tell(IndirectAnswered(B, A, life.ticket(A), True)) == [PeerJoined(A), AsymmetryFound(A, B)]
 
 
-def test_a_failed_peer_that_connects_or_restarts_is_believed_at_once() -> None:
+def test_a_failed_peer_is_believed_once_it_connects_or_answers() -> None:
     life = failed_life()
     life.tell(ConnectionOpened(A))
     assert life.tell(said(A, 6)) == [PeerJoined(A)]
     life = failed_life()
-    assert life.tell(said(A, 0, incarnation=2)) == [PeerJoined(A)]
+    (probe,) = life.tell(said(A, 0, incarnation=2))
+    assert isinstance(probe, SendProbe)
+    assert life.tell(ProbeAnswered(A, probe.ticket, 5)) == [PeerJoined(A)]
 
 
 def test_a_tombstone_outlives_what_the_peer_said() -> None:
