@@ -235,7 +235,7 @@ class GgufIndex:
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
     def _default_head_width(self) -> int:
-        heads = self.head_counts[0]
+        heads = max(self.head_counts)  # a hybrid says 0 for its layers without attention
         if heads == 0:
             raise _invalid(f"{self.key('attention.head_count')} is 0")
         return self.hidden_size // heads

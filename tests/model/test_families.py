@@ -221,3 +221,16 @@ def test_a_family_that_needs_a_side_value_is_refused_with_the_cause() -> None:
         families.check_model(skeleton("rwkv7"))
     assert caught.value.code is ErrorCode.ARCHITECTURE_UNSUPPORTED
     assert "side value" in str(caught.value)
+
+
+def test_a_model_without_attention_is_served() -> None:
+    keys = [
+        text("general.architecture", "mamba2"),
+        number("mamba2.block_count", 2),
+        number("mamba2.embedding_length", 32),
+        number("mamba2.attention.head_count", 0),
+    ]
+    tensors = [zero_tensor("token_embd.weight", (32, 8)), *(zero_tensor(f"blk.{n}.a", (4,)) for n in range(2))]
+    index = index_of(encode_gguf(keys, tensors))
+    families.check_model(index)
+    assert families.permitted_cuts(index) == (1,)
