@@ -282,6 +282,24 @@ _Rule = Callable[[Shown, Terms, int], Refusal | None]
 _RULES: tuple[_Rule, ...] = (_generation, _mesh, _sender, _version, _removed, _proof, judge_ownership)
 
 
+def judge_speaker(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    """The first thing wrong with the membership of a peer that only its announcement tells of; None keeps its word.
+
+    As ``judge_peer``, but for the generation, which no announcement says, and this operator's trust, which decides with
+    whom we connect and not who is a member.
+    """
+    return next((refusal for rule in _OF_SPEAKERS if (refusal := rule(shown, terms, now_unix_ms)) is not None), None)
+
+
+def judge_mesh_owner(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    """Whether the claim that a peer shows meets the mesh's terms; ``judge_owner`` of what is shown."""
+    is_founder = shown.key == terms.requirements.founder_key
+    return judge_owner(shown.claim, shown.peer, terms.requirements, now_unix_ms, is_founder=is_founder)
+
+
+_OF_SPEAKERS: tuple[_Rule, ...] = (_mesh, _sender, _version, _removed, _proof, judge_mesh_owner)
+
+
 def judge_owner(
     claim: OpenedClaim, peer: PeerId, requirements: MeshRequirements, now_unix_ms: int, *, is_founder: bool = False
 ) -> Refusal | None:
@@ -320,8 +338,8 @@ def judge_chain(chain: tuple[SignedPass, ...], peer: PeerId, terms: Terms, now_u
     for signed in chain:
         if signed.granted.mesh_id != terms.mesh_id:
             return Refusal(_R.PROOF_INVALID, "the pass is for another mesh; use an invite of this one")
-        if signed.granted.expires_unix_ms - signed.granted.issued_unix_ms > LIFE_MS:
-            return Refusal(_R.PROOF_INVALID, "the pass lives longer than a pass may; use an invite")
+        if not _is_life_possible(signed.granted, now_unix_ms):
+            return Refusal(_R.PROOF_INVALID, "the pass lives longer than a pass may, or never; use an invite")
     if chain[0].granted.peer_id != peer:
         return Refusal(_R.PROOF_SENDER_MISMATCH, "the pass is another peer's: a home serves one machine; use an invite")
     if not _is_linked(chain, terms.requirements.founder_key):
@@ -330,6 +348,12 @@ def judge_chain(chain: tuple[SignedPass, ...], peer: PeerId, terms: Terms, now_u
         return Refusal(_R.PROOF_STALE, "the pass has expired (or a clock is wrong); use an invite")
     ids = frozenset(signed.granted.invite_id for signed in chain)
     return judge_proof(Proof(frozenset([peer, *(signed.signer for signed in chain)]), ids), terms.revocation)
+
+
+def _is_life_possible(granted: MembershipPass, now_unix_ms: int) -> bool:
+    """Not over before it began, not longer than allowed, also by our clock: none is made for a later day."""
+    lives_ms = granted.expires_unix_ms - granted.issued_unix_ms
+    return 0 <= lives_ms <= LIFE_MS and granted.expires_unix_ms <= now_unix_ms + LIFE_MS + CLOCK_SKEW_MS
 
 
 def _is_linked(chain: tuple[SignedPass, ...], founder_key: bytes) -> bool:

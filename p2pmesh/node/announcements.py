@@ -106,6 +106,8 @@ class AnnouncementBoard:
         """Whether a peer is put out, so that only its own admission brings it into the view."""
         self.changes = Changes()
         """Marked when we or another peer say something new, and when a peer is forgotten."""
+        self.check_speaker: Callable[[Announcement], None] = lambda announcement: None
+        """Raises ``RemoteProtocolError`` unless the speaker of a checked announcement proves to be a member."""
         self.on_heard: Callable[[Announcement, bytes], None] = lambda announcement, sealed: None
         """Told of every checked announcement with its bytes, our own id's too, before it is weighed; must not raise."""
 
@@ -195,6 +197,12 @@ class AnnouncementBoard:
             self.topics.speak()
             self.changes.mark()
 
+    def show_passes(self, passes: tuple[bytes, ...]) -> None:
+        """Others believe from now on that we are a member by these; it is gossiped at once if they are new."""
+        if passes != self._own.passes:
+            self._own = replace(self._own, passes=passes)
+            self.topics.speak()
+
     def share_links(self, links: tuple[Link, ...]) -> None:
         """What we measured; it goes along with the next announcement and is no reason for one."""
         self._own = replace(self._own, links=links)
@@ -258,7 +266,7 @@ class AnnouncementBoard:
         return tuple(chosen)
 
     def decode(self, data: bytes) -> Announcement:
-        """A checked announcement of our mesh; raises ``RemoteProtocolError``."""
+        """An announcement of our mesh, signed by its speaker, who may be anybody; raises ``RemoteProtocolError``."""
         verifier = self._ports.verifier
         announcement = decode_announcement(data, verifier.is_signature_of, verifier.peer_id_of)
         if announcement.mesh_id != self._own.mesh_id:
@@ -268,10 +276,11 @@ class AnnouncementBoard:
     def learn(self, data: bytes, *, is_admitted: bool = False) -> None:
         """Takes a record in if it is valid and fresh; a bad one from a third peer is nobody's failure here.
 
-        What only gossip tells has a bound in bytes and in peers of one host: anyone inside can make up peers. A peer
-        that is admitted always finds a place in the view.
+        A peer that is admitted has proved its membership already; of any other the record must prove it. What only
+        gossip tells has a bound in bytes and in peers of one host: anyone inside can let made-up peers in. A peer that
+        is admitted always finds a place in the view.
         """
-        announcement = self._decode_or_none(data)
+        announcement = self._decode_or_none(data, is_proven=is_admitted)
         if announcement is not None:
             self._take(announcement, data, is_admitted=is_admitted)
 
@@ -285,11 +294,14 @@ class AnnouncementBoard:
         for announcement, data in handed:
             self._take(announcement, data, is_admitted=False)
 
-    def _decode_or_none(self, data: bytes) -> Announcement | None:
+    def _decode_or_none(self, data: bytes, *, is_proven: bool = False) -> Announcement | None:
         try:
-            return self.decode(data)
+            announcement = self.decode(data)
+            if not is_proven:
+                self.check_speaker(announcement)
         except RemoteProtocolError:
             return None
+        return announcement
 
     def _take(self, announcement: Announcement, data: bytes, *, is_admitted: bool) -> None:
         peer = PeerId(announcement.peer_id)
@@ -323,15 +335,23 @@ class AnnouncementBoard:
         """The peer is banned or put out: it counts no more, whoever speaks of it."""
         self.tell(membership.PeerExcluded(peer))
 
+    def exclude_who(self, is_out: Callable[[Announcement], bool]) -> None:
+        """Keeps out everyone whose word no longer holds, whether connected, only heard of, or being asked."""
+        for view in self._machine.views():
+            said = self._machine.find(view.peer) or self._machine.candidate(view.peer)
+            if said is not None and is_out(said):
+                self.exclude(view.peer)
+
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Gossips and listens until cancelled; started once the topic is joined."""
         await self.topics.run(lambda: [model.digest for model in self._own.models], task_status=task_status)
 
     def _check_gossip(self, data: bytes) -> Announcement:
-        """An announcement worth keeping and passing on: signed, of our mesh, not expired."""
+        """An announcement worth keeping and passing on: signed, of a member of our mesh, not expired."""
         said = self.decode(data)
         if self._lives_ms(said) <= 0:
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "an announcement that has expired")
+        self.check_speaker(said)
         return said
 
     def _lives_ms(self, announcement: Announcement) -> int:

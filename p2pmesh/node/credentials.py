@@ -32,6 +32,8 @@ MAX_KEPT_ADDRESSES = 16
 MAX_ADDRESSES_OF_ONE = 4
 KEEP_AGAIN_MS = 3_600_000
 MAX_SHOWN_REFUSALS = 16
+MAX_OPENED_PASSES = 1024
+"""Passes whose signatures need no second look: four for each peer of a full view, and most share some."""
 MAX_OUTCASTS = 1024
 
 
@@ -81,6 +83,7 @@ class Credentials:
         self._passes: tuple[bytes, ...] = ()
         self._chain: tuple[SignedPass, ...] = ()
         self._admitted: dict[PeerId, Shown] = {}
+        self._opened: dict[bytes, SignedPass] = {}
         self._refusals = RefusalBook()
         self._outcasts: dict[PeerId, tuple[int, int]] = {}
         """Peers that were put out or refused as such, and under which revocation and trust."""
@@ -253,11 +256,55 @@ class Credentials:
             raise _refusal_error(Refusal(RefusalReason.PROOF_INVALID, f"{error.message}; use an invite")) from None
 
     def _decode_chain(self, passes: tuple[bytes, ...]) -> tuple[SignedPass, ...]:
-        verifier = self._ports.verifier
-        return tuple(decode_pass(sealed, verifier.is_signature_of, verifier.peer_id_of) for sealed in passes)
+        return tuple(self._open_pass(sealed) for sealed in passes)
+
+    def _open_pass(self, sealed: bytes) -> SignedPass:
+        """A pass, its signature checked if it was not before."""
+        opened = self._opened.pop(sealed, None)
+        if opened is None:
+            verifier = self._ports.verifier
+            opened = decode_pass(sealed, verifier.is_signature_of, verifier.peer_id_of)
+        self._opened[sealed] = opened
+        if len(self._opened) > MAX_OPENED_PASSES:
+            del self._opened[next(iter(self._opened))]  # the one that was asked for longest ago
+        return opened
 
     def _now(self) -> int:
         return self._ports.clock.unix_ms()
+
+    # --- speakers of whom gossip tells -----------------------------------------------
+    def check_speaker(self, said: Announcement) -> None:
+        """Raises the refusal of a checked announcement whose speaker it does not prove to be a member.
+
+        An admitted peer without a pass of its own is a member by what it showed to us.
+        """
+        _raise_if(self._judge_speaker(said))
+
+    def _judge_speaker(self, said: Announcement) -> Refusal | None:
+        peer = PeerId(said.peer_id)
+        kept = self._admitted.get(peer)
+        if not said.passes and kept is not None:
+            now_shown = replace(kept, claim=self._trust.open(said.ownership))
+            refusal = credentials.judge_proof(credentials.proof_of(kept), self.revocation)
+            return refusal or credentials.judge_mesh_owner(now_shown, self._terms(), self._now())
+        shown = Shown(
+            peer=peer,
+            key=self.requirements.founder_key if peer == self.founder else b"",
+            generation=0,
+            mesh_id=said.mesh_id,
+            announced_peer=said.peer_id,
+            version=said.version,
+            claim=self._trust.open(said.ownership),
+            chain=self._decode_shown_chain(said.passes),
+        )
+        return credentials.judge_speaker(shown, self._terms(), self._now())
+
+    def is_put_out(self, said: Announcement) -> bool:
+        """Whether the speaker of an announcement that was kept is a member no more."""
+        try:
+            return self._judge_speaker(said) is not None
+        except RemoteProtocolError:
+            return True
 
     # --- revocations ---------------------------------------------------------------
     def note_admitted(self, shown: Shown) -> None:

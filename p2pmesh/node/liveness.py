@@ -20,7 +20,7 @@ from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.shards import shard_bits_of
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
-from p2pmesh.node.overlay import DEFINITE, Overlay
+from p2pmesh.node.overlay import Overlay, is_definite
 from p2pmesh.node.reporting import Report
 from p2pmesh.ports.network import Subscription
 from p2pmesh.wire.announcement import Announcement
@@ -226,10 +226,10 @@ class Liveness:
     def _note_unwelcome(self, peer: PeerId, error: P2PMeshError) -> None:
         if error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST):
             return
-        is_definite = isinstance(error, RemoteProtocolError) and error.code in DEFINITE
-        if is_definite:
+        is_final = is_definite(error)
+        if is_final:
             self._board.exclude(peer)  # it answered, so it is not dead; but to us it is no member either
-        pause_us = REFUSED_FOR_GOOD_US if is_definite else REFUSED_AGAIN_US
+        pause_us = REFUSED_FOR_GOOD_US if is_final else REFUSED_AGAIN_US
         _remember(self._unwelcome, peer, (Micros(self._ports.clock.now() + pause_us), self._overlay.returns))
 
     def _is_left_alone(self, peer: PeerId) -> bool:
@@ -395,7 +395,9 @@ class Liveness:
             note = self._decode(data)
         except RemoteProtocolError:
             return False
-        return not self._board.is_muted(note.speaker) and self._is_within_rate(note.speaker)
+        speaker = note.speaker
+        is_heeded = not self._board.is_muted(speaker) and not self._board.is_outcast(speaker)
+        return is_heeded and self._is_within_rate(speaker)
 
     def _is_within_rate(self, speaker: PeerId) -> bool:
         now = self._ports.clock.now()

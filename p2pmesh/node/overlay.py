@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
-from p2pmesh.base.ids import MeshId, PeerId
+from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import (
     CONTROL_PROTOCOL,
     MAX_CONTROL_MESSAGE_BYTES,
@@ -94,7 +94,8 @@ class Overlay:
         given = CredentialSettings(settings.invite_text, settings.membership, settings.founding)
         self.credentials = Credentials(ports, given, self.trust, report)
         self.mesh_id = self.credentials.mesh_id
-        self.board = AnnouncementBoard(ports, _first_announcement(ports, settings, self.mesh_id))
+        self.board = AnnouncementBoard(ports, _first_announcement(ports, settings, self.credentials))
+        self.board.check_speaker = self.credentials.check_speaker
         self._admission = admission.AdmissionMachine()
         self._runner: MachineRunner[admission.Event, admission.Effect] = MachineRunner(
             self._admission, ports.clock, self._perform, admission.DeadlinePassed()
@@ -202,13 +203,14 @@ class Overlay:
         try:
             await self._join_by_any()
         except RemoteProtocolError as error:
-            if error.code in DEFINITE and not self._admission.has_admitted:
+            if is_definite(error) and not self._admission.has_admitted:
                 self._note_shut_out(error)
             raise
 
     async def _join_by_any(self) -> None:
         failures: list[P2PMeshError] = []
-        for peer, addresses in self.credentials.bootstrap():
+        known = self.credentials.bootstrap()
+        for peer, addresses in [one for one in known if not self.credentials.is_outcast(one[0])] or known:
             try:
                 await self._ask_in(peer, addresses)
             except P2PMeshError as error:
@@ -217,7 +219,7 @@ class Overlay:
                 return
         if not failures:
             raise ConfigError(ErrorCode.INVITE_MALFORMED, "the invite names no address; ask for a new one")
-        raise min(failures, key=lambda error: error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST))
+        raise min(failures, key=_rank)
 
     async def stay_joined(self) -> None:
         """Rejoins, with back-off, whenever none of those we came in by is admitted.
@@ -247,7 +249,7 @@ class Overlay:
             except P2PMeshError as error:
                 if not self.is_worth_waiting(error):
                     raise
-                wait_s = REJOIN_REFUSED_S if error.code in DEFINITE else wait_s
+                wait_s = REJOIN_REFUSED_S if is_definite(error) else wait_s
                 self._tell_join_failed(error, wait_s)
                 await trio.sleep(wait_s)
                 wait_s = min(2 * wait_s, REJOIN_LONGEST_S)
@@ -256,7 +258,7 @@ class Overlay:
         """Whether a member that is not let in may be so later without anybody starting it anew."""
         if not self.credentials.passes:
             return False
-        return error.code not in DEFINITE or not self.credentials.is_spent
+        return not is_definite(error) or not self.credentials.is_spent
 
     def _tell_join_failed(self, error: P2PMeshError, retry_s: float) -> None:
         """A refusal for good was told when it came; only another reason is news."""
@@ -354,6 +356,7 @@ class Overlay:
         self._note_let_in()
         await self.revocations.take(welcome.revocation)  # first: it may be what makes our passes good again
         await self.credentials.take_granted(welcome, announcement)
+        self.board.show_passes(self.credentials.passes)
         await self.credentials.remember(announcement)
         self.board.learn_handed(welcome.known)
 
@@ -499,7 +502,10 @@ class Overlay:
                 self.board.changes.mark()
 
     async def put_out(self) -> None:
-        """Ends the membership of every admitted peer that a revocation, another trust or an old claim puts out."""
+        """Ends the membership of every admitted peer that a revocation, another trust or an old claim puts out.
+
+        Of the others in view those that are members no more count no longer; operators' trust is for connections.
+        """
         for peer, refusal in self.credentials.put_out(self._claim_of):
             assert self._nursery is not None
             self._nursery.start_soon(self._say_farewell, peer, refusal_of(refusal.code, refusal.message))
@@ -508,7 +514,9 @@ class Overlay:
             for effect in self._admission.handle(admission.PutOut(peer, refusal.code), self._ports.clock.now()):
                 await self._perform(effect)
             self._note_refused(peer, refusal.code, refusal.message)
+            self._ports.network.dismiss(peer)
             self.board.exclude(peer)
+        self.board.exclude_who(self.credentials.is_put_out)
 
     async def _follow_trust(self) -> None:
         """What the operator changes counts for those who are here, too; so does a claim that runs out meanwhile."""
@@ -536,6 +544,18 @@ class Overlay:
             await self._ports.network.disconnect(peer)
 
 
+def is_definite(error: P2PMeshError) -> bool:
+    """Whether another peer refused us for good; a ``Refused`` is our own judgement of another."""
+    return isinstance(error, RemoteProtocolError) and error.code in DEFINITE
+
+
+def _rank(error: P2PMeshError) -> int:
+    """What tells most about our own joining first: a refusal, that nobody is there, that who is there is no member."""
+    if error.code in (ErrorCode.PEER_UNREACHABLE, ErrorCode.PEER_LOST):
+        return 1
+    return 2 if isinstance(error, Refused) else 0
+
+
 async def _refuse(stream: MessageStream, error: P2PMeshError) -> None:
     """Says why, then ends the stream; a peer that is gone or does not listen is not waited for."""
     with trio.move_on_after(2):
@@ -546,10 +566,10 @@ async def _refuse(stream: MessageStream, error: P2PMeshError) -> None:
             await stream.reset()
 
 
-def _first_announcement(ports: Neighbours, settings: OverlaySettings, mesh_id: MeshId) -> Announcement:
+def _first_announcement(ports: Neighbours, settings: OverlaySettings, credentials: Credentials) -> Announcement:
     return Announcement(
         peer_id=ports.identity.peer_id,
-        mesh_id=mesh_id,
+        mesh_id=credentials.mesh_id,
         name=settings.name,
         version=settings.version,
         incarnation=ports.clock.unix_ms(),
@@ -561,4 +581,5 @@ def _first_announcement(ports: Neighbours, settings: OverlaySettings, mesh_id: M
         models=(),
         ownership=settings.ownership,
         engine=settings.engine,
+        passes=credentials.passes,
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from p2pmesh.wire.announcement import Announcement, HeldModel, Link, ServedModel, encode_announcement, peer_hash_of
+from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
+from p2pmesh.wire.membership_pass import MembershipPass, encode_pass
 
 FRAMING_BYTES = 12 + 18 + 3
 """One message on a stream: yamux header, noise length and tag, length prefix."""
@@ -33,6 +35,8 @@ PING_INTERVAL_S = 10
 PING_BYTES = 30
 LINKS_ANNOUNCED = 10
 """One for each connection, about."""
+PASSES_ANNOUNCED = 2
+"""Of whoever came in by a member; by the founder it is one."""
 PASS_BYTES = 420
 """A pass chain of two with its envelope."""
 REPORT_BYTES = 330
@@ -89,8 +93,14 @@ def _announcement_bytes(models: int) -> int:
         engine="llama.cpp cpu", lanes=4, lanes_free=3, decode_tokens_per_s_milli=15_000,
         on_disk=(HeldModel(served.name, served.digest),) * models,
         links=(Link(peer_hash_of(peer_id), 45_000, 2**24, False),) * LINKS_ANNOUNCED,
+        passes=(_a_pass(peer_id, now_ms),) * PASSES_ANNOUNCED,
     )  # fmt: skip
     return len(encode_announcement(announcement, b"0" * 32, lambda _: b"0" * 64))
+
+
+def _a_pass(peer_id: str, now_ms: int) -> bytes:
+    granted = MembershipPass("5" * 32, peer_id, b"0" * 16, now_ms, now_ms + PASS_LIFE_MS)
+    return encode_pass(granted, b"0" * 32, lambda _: b"0" * 64)
 
 
 class TrafficLedger:

@@ -17,6 +17,8 @@ from p2pmesh.base.limits import (
     MAX_LANES,
     MAX_NAME_BYTES,
     MAX_OWNERSHIP_CLAIM_BYTES,
+    MAX_PASS_BYTES,
+    MAX_PASSES,
     MAX_SHARD_DEPTH,
 )
 from p2pmesh.wire.schema import (
@@ -131,6 +133,8 @@ class Announcement:
     on_disk: tuple[HeldModel, ...] = declared(ListOf(Record(HeldModel), MAX_ANNOUNCED_FILES), ())
     links: tuple[Link, ...] = declared(ListOf(Row(Link), MAX_ANNOUNCED_LINKS), ())
     ownership: bytes = declared(Bytes(0, MAX_OWNERSHIP_CLAIM_BYTES), b"")
+    passes: tuple[bytes, ...] = declared(ListOf(Bytes(1, MAX_PASS_BYTES), MAX_PASSES), ())
+    """The speaker's chain, its own pass first; empty at the founder, and before a pass was granted."""
 
     @property
     def freshness(self) -> tuple[int, int]:

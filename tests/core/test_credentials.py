@@ -38,8 +38,10 @@ TERMS = terms_of()
 
 
 def signed_pass(holder: TestKey, signer: TestKey, **changes: Any) -> SignedPass:
-    granted = MembershipPass(FOUNDER.mesh_id, holder.peer_id, INVITE_ID, NOW, NOW + PASS_LIFE_MS)
-    return SignedPass(replace(granted, **changes), signer.public_key, signer.peer_id)
+    granted = replace(MembershipPass(FOUNDER.mesh_id, holder.peer_id, INVITE_ID, NOW, NOW + PASS_LIFE_MS), **changes)
+    if "issued_unix_ms" not in changes:  # some time in its life, also of one that is over
+        granted = replace(granted, issued_unix_ms=min(NOW, granted.expires_unix_ms - DAY_MS))
+    return SignedPass(granted, signer.public_key, signer.peer_id)
 
 
 def shown_by(key: TestKey = JOINER, **changes: Any) -> Shown:

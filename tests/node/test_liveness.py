@@ -325,6 +325,7 @@ async def test_a_true_report_of_the_life_before_mutes_nobody(autojump_clock: Moc
         founder, honest, restarted = await crowd(mesh, "honest", "restarted")
         said = report(founder.node.overlay.mesh_id, "honest", restarted)
         await mesh.kill(restarted)
+        await trio.sleep(0.1)  # an incarnation is the time of a start
         again = await mesh.start("restarted", founder.node.overlay.make_invite())
         await again.node.overlay.join()
         await honest.network.publish(topic_of(founder.node.overlay.mesh_id), said)

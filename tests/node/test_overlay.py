@@ -12,10 +12,15 @@ from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import Digest, MeshId
 from p2pmesh.base.limits import CONTROL_PROTOCOL, PROTOCOL_GENERATION, STAGE_PROTOCOL
+from p2pmesh.core.standing import Founding
+from p2pmesh.node import credentials
 from p2pmesh.node.channels import FrameStream, MessageStream
 from p2pmesh.ports.network import PeerDisconnected
-from p2pmesh.wire.announcement import Announcement, encode_announcement
+from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, topic_of
 from p2pmesh.wire.control import Done, FetchArtifact, Hello, ProbeRun, Welcome, encode_varint
+from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
+from p2pmesh.wire.membership_pass import MembershipPass, encode_pass
+from p2pmesh.wire.requirements import MeshRequirements
 from p2pmesh.wire.stage import FrameKind, StageFrame
 from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import PATIENCE_S, UNIX_MS_AT_START, Mesh, MeshNode, open_mesh
@@ -228,3 +233,129 @@ async def test_a_peer_that_is_gone_is_forgotten_and_comes_back(autojump_clock: M
             await founder.wait_told("peer_joined", times=2)
             nursery.cancel_scope.cancel()
         assert founder.node.overlay.board.find(member.peer) is not None
+
+
+# --- speakers of whom only gossip tells
+
+
+def phantom(node: MeshNode, name: str, **changes: Any) -> bytes:
+    """What a peer of a fresh key announces in the mesh of ``node``."""
+    identity = fake_identity(name)
+    said = Announcement(
+        peer_id=identity.peer_id, mesh_id=node.node.overlay.mesh_id, name=name, version="0",
+        incarnation=UNIX_MS_AT_START,
+        sequence=1, expires_unix_ms=UNIX_MS_AT_START + DAY_MS, addresses=("/ip4/127.0.0.1/tcp/9",), memory_bytes=0,
+        free_bytes=0, models=(ServedModel("phantom", "ab" * 32, bytes(16), 1, 4096),),
+    )  # fmt: skip
+    return encode_announcement(replace(said, **changes), identity.public_key, identity.sign)
+
+
+def passed(name: str, by: MeshNode, **changes: Any) -> tuple[bytes, ...]:
+    """A chain of ``name``, granted by a node: what an invite that leaked gets."""
+    signer = fake_identity(by.node.overlay.board.own().name)
+    now = UNIX_MS_AT_START
+    granted = MembershipPass(
+        by.node.overlay.mesh_id, fake_identity(name).peer_id, b"i" * 16, now, now + PASS_LIFE_MS - DAY_MS
+    )
+    sealed = encode_pass(replace(granted, **changes), signer.public_key, signer.sign)
+    return (sealed, *by.node.overlay.credentials.passes)
+
+
+async def publish(node: MeshNode, data: bytes) -> None:
+    await node.network.publish(topic_of(node.node.overlay.mesh_id), data)
+    await trio.sleep(5)
+
+
+def listed(nodes: list[MeshNode]) -> set[str]:
+    return {model for node in nodes for model in node.node.routable_models()}
+
+
+async def test_made_up_peers_are_neither_kept_nor_passed_on_even_from_a_member(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member, liar = await mesh.join("member", founder), await mesh.join("liar", founder)
+        crowd = [founder, member, liar]
+        words = {
+            "no passes": phantom(liar, "ghost"),
+            "another's passes": phantom(liar, "ghost", passes=liar.node.overlay.credentials.passes),
+            "its own pass": phantom(liar, "ghost", passes=(passed("ghost", liar)[0],)),
+            "garbage": phantom(liar, "ghost", passes=(b"x",)),
+            "a pass that never ends": phantom(
+                liar, "ghost", passes=passed("ghost", liar, issued_unix_ms=0, expires_unix_ms=2**53)
+            ),
+            "a pass of another day": phantom(
+                liar, "ghost",
+                passes=passed(
+                    "ghost", liar, issued_unix_ms=UNIX_MS_AT_START + 2 * DAY_MS,
+                    expires_unix_ms=UNIX_MS_AT_START + PASS_LIFE_MS + 2 * DAY_MS,
+                ),
+            ),
+            "a pass that was over before it began": phantom(
+                liar, "ghost",
+                passes=passed("ghost", liar, issued_unix_ms=UNIX_MS_AT_START + DAY_MS,
+                              expires_unix_ms=UNIX_MS_AT_START + DAY_MS - 1),
+            ),
+        }  # fmt: skip
+        for name, word in words.items():
+            await publish(liar, word)
+            for node in crowd:
+                assert node.node.overlay.board.find(fake_identity("ghost").peer_id) is None, name
+        assert listed(crowd) == set()
+
+
+async def test_a_member_that_only_gossip_tells_of_is_known_by_its_passes(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member, sponsor = await mesh.join("member", founder), await mesh.join("sponsor", founder)
+        await publish(sponsor, phantom(sponsor, "guest", passes=passed("guest", sponsor)))
+        guest = fake_identity("guest").peer_id
+        assert all(node.node.overlay.board.find(guest) is not None for node in (founder, member))
+
+
+@pytest.mark.parametrize("removed", ["guest", "sponsor"])
+async def test_a_removed_peer_is_in_no_view_whatever_life_it_announces(removed: str, autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member, sponsor = await mesh.join("member", founder), await mesh.join("sponsor", founder)
+        chain = passed("guest", sponsor)
+        await publish(sponsor, phantom(sponsor, "guest", passes=chain))
+        guest = fake_identity("guest").peer_id
+        await founder.node.overlay.revocations.remove_peer(fake_identity(removed).peer_id)
+        await trio.sleep(5)
+        for life in range(1, 4):
+            word = phantom(member, "guest", passes=chain, incarnation=UNIX_MS_AT_START + life * DAY_MS)
+            await publish(member, word)
+            for node in (founder, member):
+                assert node.node.overlay.board.find(guest) is None
+                assert node.node.overlay.board._machine.candidate(guest) is None
+            await trio.sleep(400)  # its tombstone is gone, too
+        assert listed([founder, member]) == set()
+
+
+async def test_an_owner_that_the_mesh_asks_for_is_asked_of_speakers_too(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        key = fake_identity("founder").public_key
+        founder = await mesh.found(founding=Founding(MeshRequirements(key, requires_owner=True)))
+        board = founder.node.overlay.board
+        board.learn(phantom(founder, "guest", passes=passed("guest", founder)))
+        assert board.find(fake_identity("guest").peer_id) is None
+
+
+async def test_a_repeated_chain_costs_no_signatures(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        sponsor = await mesh.join("sponsor", founder)
+        looked: list[bytes] = []
+        decode = credentials.decode_pass
+        monkeypatch.setattr(
+            credentials, "decode_pass", lambda sealed, *rest: looked.append(sealed) or decode(sealed, *rest)
+        )
+        monkeypatch.setattr(credentials, "MAX_OPENED_PASSES", 4)
+        chain = passed("guest", sponsor)
+        for sequence in range(2, 12):
+            sponsor.node.overlay.board.learn(phantom(sponsor, "guest", passes=chain, sequence=sequence))
+        assert looked == [chain[0]]
+        for number in range(20):
+            name = f"guest {number}"
+            sponsor.node.overlay.board.learn(phantom(sponsor, name, passes=passed(name, sponsor)))
+        assert len(sponsor.node.overlay.credentials._opened) == 4

@@ -63,6 +63,7 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         said, models=(SERVED,), expires_unix_ms=ISSUED_MS + announcement.life_ms(160_000), interval_ms=160_000,
         shard_depth=2, is_dht_server=True, engine="llama.cpp cpu", lanes=4, lanes_free=3,
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
+        passes=(membership_pass.encode_pass(PASS, FOUNDER.public_key, FOUNDER.sign),),
     )  # fmt: skip
 
 
@@ -289,6 +290,11 @@ def announcements() -> Case:
         "negative round-trip time": {"links": [[LINK_ROW[0], -1, *LINK_ROW[2:]]]},
         "claim of 1025 bytes": {"ownership": bytes(1025)},
         "claim as text": {"ownership": "claim"},
+        "9 passes": {"passes": [b"p"] * 9},
+        "pass of 1025 bytes": {"passes": [bytes(1025)]},
+        "empty pass": {"passes": [b""]},
+        "pass as text": {"passes": ["pass"]},
+        "pass that is not in a list": {"passes": b"pass"},
     }
     cases = [(name, sealed_announcement({**good, **change}), "message_malformed") for name, change in changes.items()]
     cases += [
