@@ -424,6 +424,30 @@ async def test_a_member_that_starts_anew_never_lists_a_removed_peer(autojump_clo
         assert again.told("peer_refused") == []
 
 
+async def test_a_removed_peer_is_nobody_to_come_back_by(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh, trio.open_nursery() as nursery:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        bad = await mesh.join("bad", founder)
+        await member.node.overlay.ensure_admitted(bad.peer, bad.network.addresses())
+        assert bad.peer in dict(member.node.overlay.credentials.bootstrap())
+        nursery.start_soon(member.node.overlay.stay_joined)
+        await trio.sleep(120)
+        await founder.node.overlay.revocations.remove_peer(bad.peer)
+        await wait_gone(member, bad)
+        joined = bad.told("peer_joined")
+        mesh.overlay.cut(founder.peer, member.peer)
+        await trio.sleep(300)
+        assert {told["code"] for told in member.told("join_failed")} == {"peer_unreachable"}
+        assert max(told["retry_s"] for told in member.told("join_failed")) == 60
+        assert bad.told("peer_joined") == joined
+        mesh.overlay.mend(founder.peer, member.peer)
+        await trio.sleep(90)
+        assert founder.node.overlay.is_admitted(member.peer)
+        assert member.told("put_out") == []
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_member_with_nothing_left_to_show_ends_and_one_that_was_never_in_does_not_wait(
     autojump_clock: MockClock,
 ) -> None:
