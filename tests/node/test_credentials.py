@@ -617,6 +617,25 @@ async def test_another_trust_puts_out_who_is_here(autojump_clock: MockClock) -> 
         assert (await other.wait_told("put_out"))["message"].startswith("trust_policy_denied: ")
 
 
+async def test_who_is_trusted_no_more_says_so_once_and_returns_when_it_is(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh, trio.open_nursery() as nursery:
+        founder = await mesh.found()
+        other = await mesh.join("other", founder)
+        nursery.start_soon(other.node.overlay.stay_joined)
+        await trio.sleep(120)
+        founder.node.overlay.trust.change(TrustStore(TrustPolicy.REQUIRE_OWNED))
+        await trio.sleep(3600)
+        assert [name for name, _ in other.reports if name != "peer_joined"] == ["put_out"]
+        assert other.node.status()["admission"]["put_out"]["code"] == "ownership_refused"
+        assert founder.node.status()["peers"] == []
+        assert len(founder.told("peer_refused")) <= 2
+        founder.node.overlay.trust.change(TrustStore())
+        await trio.sleep(1000)
+        assert other.node.status()["admission"]["standing"] == "member"
+        assert [peer["health"] for peer in founder.node.status()["peers"]] == ["alive"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_the_status_tells_terms_and_refusals_and_no_proof(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         founder = await mesh.found(founding=founding(version_min="0.2.0"), version="0.3.0")
