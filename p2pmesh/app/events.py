@@ -51,6 +51,7 @@ class EventName(StrEnum):
     SERVES_NOTHING = "serves_nothing"
     CLAIM_RENEWED = "claim_renewed"
     CLAIM_EXPIRES = "claim_expires"
+    EVENTS_FOLDED = "events_folded"
     ERROR = "error"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -83,6 +84,13 @@ def pipeline_ready(model: str, run_id: bytes, stages: Sequence[tuple[PeerId, Lay
 def ready(api_url: str, models: Sequence[str]) -> Event:
     """These models can be routed from this peer."""
     return Event(EventName.READY, {"api_url": api_url, "models": list(models)})
+
+
+def folded(name: EventName, peer_id: str | None, count: int, window_s: int) -> Event:
+    """So many further events of one name within a window were not told; ``peer_id`` None: of many peers."""
+    return Event(
+        EventName.EVENTS_FOLDED, {"folded": name.value, "peer_id": peer_id, "count": count, "window_s": window_s}
+    )
 
 
 def claim_renewed(owner_id: OwnerId, expires_unix_ms: int, message: str) -> Event:

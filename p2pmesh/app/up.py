@@ -34,6 +34,7 @@ from p2pmesh.app import events
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles
 from p2pmesh.app.config import UpOptions
+from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, choose_standing
 from p2pmesh.app.machine_memory import offered_memory_bytes
@@ -62,6 +63,7 @@ DRAIN_S = 8.0
 HTTP_DRAIN_S = DRAIN_S + 1.0
 """Requests that other peers drive for our clients end with their connections."""
 FETCH_TOLD_EVERY_S = 1.0
+FOLDED_TOLD_EVERY_S = 10.0
 HUB_RETRY_FIRST_S = 30.0
 HUB_RETRY_LONGEST_S = 600.0
 
@@ -118,6 +120,8 @@ class _Command:
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
+        self._clock = TrioClock()
+        self._folding = EventFolding()
         self._http_servers = 0
         self._http_ended = trio.Event()
         self._api_url = url_of(self._api_socket)
@@ -172,7 +176,7 @@ class _Command:
 
     async def _open_node(self, stack: AsyncExitStack) -> Node:
         network = await stack.enter_async_context(open_network(self._identity, self._options.listen or DEFAULT_LISTEN))
-        clock = TrioClock()
+        clock = self._clock
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
         kept = HomeCredentials(self._options.home)
@@ -195,7 +199,8 @@ class _Command:
     async def _serve(self, node: Node) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
-            nursery.start_soon(self._ownership.run, node, TrioClock())
+            nursery.start_soon(self._ownership.run, node, self._clock)
+            nursery.start_soon(self._tell_folded)
             if not node.overlay.is_founder:
                 await self._join(node)
                 nursery.start_soon(node.overlay.stay_joined)
@@ -283,7 +288,15 @@ class _Command:
         """Events of the node's services, on their way to the operator."""
         if name == EventName.READY.value:
             fields = {"api_url": self._api_url, **fields}
-        self._emit(Event(EventName(name), fields))
+        for event in self._folding.take(EventName(name), fields, self._clock.now()):
+            self._emit(event)
+
+    async def _tell_folded(self) -> None:
+        """A peer may stop before the count of what it did is told."""
+        while True:
+            await trio.sleep(FOLDED_TOLD_EVERY_S)
+            for event in self._folding.take_due(self._clock.now()):
+                self._emit(event)
 
 
 def _references(options: UpOptions) -> tuple[str, ...]:

@@ -130,12 +130,26 @@ def _describe_message(event: Event) -> Iterator[str]:
 
 
 def _describe_not_routable(event: Event) -> Iterator[str]:
-    yield f"no longer routable from here: {', '.join(event.fields['models'])}"
+    yield f"no longer routable from here: {_models(event)}"
+
+
+def _models(event: Event) -> str:
+    """The names that an event lists, and how many it leaves out."""
+    models = event.fields["models"]
+    more = event.fields.get("count", len(models)) - len(models)
+    return ", ".join(models) + (f" and {more} more" if more else "")
+
+
+def _describe_folded(event: Event) -> Iterator[str]:
+    peer = event.fields["peer_id"]
+    about = f"about peer {_short(peer)}" if peer else "about other peers"
+    words = event.fields["folded"].replace("_", " ")
+    yield f"{event.fields['count']} more times `{words}` {about} within {event.fields['window_s']} s"
 
 
 def _describe_ready(event: Event) -> Iterator[str]:
     models, api_url = event.fields["models"], event.fields["api_url"]
-    yield f"ready: {', '.join(models)} at {api_url}/v1"
+    yield f"ready: {_models(event)} at {api_url}/v1"
     if not models:
         return
     body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Say hello."}]})
@@ -214,6 +228,7 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.READY: _describe_ready,
     EventName.NOT_ROUTABLE: _describe_not_routable,
+    EventName.EVENTS_FOLDED: _describe_folded,
     EventName.SERVES_NOTHING: _describe_message,
     EventName.CLAIM_RENEWED: _describe_message,
     EventName.CLAIM_EXPIRES: _describe_message,

@@ -9,15 +9,20 @@ import hashlib
 from collections.abc import Callable, Iterable
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_KNOWN_MODELS
 from p2pmesh.wire.announcement import Announcement, ServedModel
 
 
 def served_models(announcements: Iterable[Announcement]) -> dict[str, ServedModel]:
-    """One entry a model name, sorted by name; the first announcement of a name gives its facts."""
+    """One entry a model name, sorted by name; the first announcement of a name gives its facts.
+
+    At most ``MAX_KNOWN_MODELS``: peers may announce names by the thousand, and the earlier announcements count.
+    """
     found: dict[str, ServedModel] = {}
     for announcement in announcements:
         for model in announcement.models:
-            found.setdefault(model.name, model)
+            if len(found) < MAX_KNOWN_MODELS:
+                found.setdefault(model.name, model)
     return dict(sorted(found.items()))
 
 

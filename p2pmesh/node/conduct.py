@@ -14,6 +14,7 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core import conduct
 from p2pmesh.core.conduct import Offence, offence_of
+from p2pmesh.core.flapping import FlappingMachine
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.reporting import Report
 from p2pmesh.ports.clock import Clock
@@ -45,6 +46,7 @@ class Conduct:
         self._clock = clock
         self._report = report
         self._machine = conduct.ConductMachine()
+        self._flapping = FlappingMachine()
         self._queues: dict[PeerId, _Queue] = {}
         self._bans_changed = Changes()
 
@@ -66,9 +68,12 @@ class Conduct:
         self.note(peer, _FORGED_PROOF if code is ErrorCode.SIGNATURE_INVALID else Offence.PROOF_REFUSED)
 
     def note_admitted(self, peer: PeerId) -> None:
-        """A hello was accepted: the peer's connections get a member's limits."""
+        """A hello was accepted: the peer's connections get a member's limits. Again and again is a flood."""
         self._network.admit(peer)
+        is_excess = self._flapping.is_excess(peer, self._clock.now())
         self._handle(conduct.Admitted(peer))
+        if is_excess:
+            self.note(peer, Offence.FLOOD)
 
     def forgive(self, peer: PeerId) -> None:
         """The operator wants all of it forgotten."""

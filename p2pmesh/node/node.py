@@ -27,7 +27,7 @@ from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
-from p2pmesh.node.router import Router
+from p2pmesh.node.router import MAX_TOLD_MODELS, Router
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import describe_node
@@ -115,19 +115,20 @@ class Node:
                 await self.table.wait_idle()
 
     async def _report_ready(self) -> None:
-        """Tells which models can be routed, whenever that changes."""
-        told: tuple[str, ...] = ()
+        """Tells which models can be routed and which no longer, whenever that changes: the difference alone."""
+        told: frozenset[str] = frozenset()
         while True:
             seen = self.overlay.board.changes.count
-            names = tuple(self.router.models())
-            if names != told and names:
-                self._report("ready", {"models": list(names)})
-            gone = [name for name in told if name not in names]
-            if gone:
-                self._report("not_routable", {"models": gone})
+            names = frozenset(self.router.models())
+            self._report_models("ready", names - told)
+            self._report_models("not_routable", told - names)
             told = names
             self.overlay.board.change_own(wanted=tuple(self.router.awaited()))
             await self.overlay.board.changes.wait_beyond(seen)
+
+    def _report_models(self, name: str, models: frozenset[str]) -> None:
+        if models:
+            self._report(name, {"models": sorted(models)[:MAX_TOLD_MODELS], "count": len(models)})
 
     def _is_generating(self) -> bool:
         """Whether tokens pass through here: then nothing is spent on measuring links."""

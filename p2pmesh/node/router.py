@@ -12,6 +12,8 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.wire.announcement import Announcement, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
+MAX_TOLD_MODELS = 16
+"""Names in one event or error; a count says how many there are."""
 _SUSPECT_RANK = 1000
 """Behind everybody else."""
 
@@ -62,7 +64,10 @@ class Router:
     def _remote(
         self, peer: PeerId, request: GenerationRequest
     ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
-        self._overlay.board.topics.hear_model(self.models()[request.model].digest)
+        announced = (model for other in self._trusted() for model in other.models)
+        served = next((model for model in announced if model.name == request.model), None)
+        if served is not None:  # asked of the announcements: the list of models has a bound
+            self._overlay.board.topics.hear_model(served.digest)
         return generate_remotely(self._overlay, peer, request)
 
     def _choose(self, request: GenerationRequest) -> PeerId | None:
@@ -95,7 +100,12 @@ class Router:
         reason = self._expected.get(model)
         if reason is not None:
             return Refused(ErrorCode.MODEL_NOT_READY, f"{model} is not ready: {reason}")
-        known = ", ".join(self.models()) or "none yet"
-        if not self.models():
+        known = list(self.models())
+        if not known:
             return Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
-        return Refused(ErrorCode.MODEL_UNKNOWN, f"no peer serves {model!r}; served are: {known}")
+        return Refused(ErrorCode.MODEL_UNKNOWN, f"no peer serves {model!r}; served are: {_listed(known)}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_TOLD_MODELS} more" if len(names) > MAX_TOLD_MODELS else ""
+    return ", ".join(names[:MAX_TOLD_MODELS]) + more

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_KNOWN_MODELS
 from p2pmesh.core.routing import choose_driver, served_models
 from p2pmesh.wire.announcement import Announcement, ServedModel
 
@@ -32,6 +33,13 @@ def test_each_model_is_listed_once_by_name_with_the_facts_of_the_first_announcem
     announced = [peer("a", model("z"), model("m", 1)), peer("b", model("m", 2))]
     assert served_models(announced) == {"m": model("m", 1), "z": model("z")}
     assert list(served_models(announced)) == ["m", "z"]
+
+
+def test_made_up_names_beyond_the_bound_are_not_listed_and_the_first_announcer_keeps_its_own() -> None:
+    strangers = [peer(f"p{n}", *(model(f"a{n}-{m}") for m in range(64))) for n in range(40)]
+    listed = served_models([peer("me", model("z")), *strangers])
+    assert len(listed) == MAX_KNOWN_MODELS
+    assert "z" in listed
 
 
 def test_this_node_drives_what_it_serves() -> None:

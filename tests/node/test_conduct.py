@@ -168,3 +168,15 @@ async def test_a_source_of_wrong_bytes_is_blamed_and_one_that_was_announced_wron
 
 def test_the_garbage_of_these_tests_is_a_whole_message() -> None:
     assert decode_varint(GARBAGE[:1], 64) == len(GARBAGE) - 1
+
+
+async def test_a_member_that_connects_again_and_again_is_banned_for_the_flood(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        for _ in range(9):
+            founder.node.overlay.conduct.note_admitted(member.peer)
+        assert founder.told("peer_throttled") == []
+        for _ in range(20):
+            founder.node.overlay.conduct.note_admitted(member.peer)
+        assert (await founder.wait_told("peer_banned"))["offence"] == "flood"

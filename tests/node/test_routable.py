@@ -1,0 +1,24 @@
+"""What a node tells of the models that can be routed from it."""
+
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from p2pmesh.wire.announcement import ServedModel
+from tests.fakes.mesh import open_mesh
+
+
+def models(count: int) -> tuple[ServedModel, ...]:
+    return tuple(ServedModel(f"m{number:02}", "0" * 64, bytes(16), 1, 4096) for number in range(count))
+
+
+async def test_only_the_difference_is_told_and_few_names_of_many(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        for count in (1, 41, 42, 20):
+            founder.node.overlay.board.change_own(models=models(count))
+            await wait_all_tasks_blocked()
+        first, many, one = founder.told("ready")
+        assert first == {"models": ["m00"], "count": 1}
+        assert many == {"models": [f"m{number:02}" for number in range(1, 17)], "count": 40}
+        assert one == {"models": ["m41"], "count": 1}
+        (gone,) = founder.told("not_routable")
+        assert (len(gone["models"]), gone["count"]) == (16, 22)
