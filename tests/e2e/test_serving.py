@@ -110,7 +110,9 @@ def test_a_client_that_hangs_up_frees_every_stage(pair: Pair, ingress: str, is_s
         assert busy, pair.open_sequences()
     assert wait_until(lambda: pair.open_sequences() == [0, 0], CANCEL_S), pair.open_sequences()
     with ThreadPoolExecutor(DEFAULT_LANES) as pool:
-        answers = list(pool.map(lambda _: node.complete(TINY, PROMPT, max_tokens=8, temperature=0), range(DEFAULT_LANES)))
+        answers = list(
+            pool.map(lambda _: node.complete(TINY, PROMPT, max_tokens=8, temperature=0), range(DEFAULT_LANES))
+        )
     assert all(len(tokens_of(answer)) == 8 for answer in answers)
 
 

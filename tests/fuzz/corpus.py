@@ -15,6 +15,7 @@ from typing import Any
 
 import p2pmesh.wire
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
+from p2pmesh.model.package import PackageManifest, check_manifest, read_manifest
 from p2pmesh.wire import begin, control, engine, stage
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, peer_id_of, verify
@@ -67,6 +68,7 @@ def readers() -> tuple[Reader, ...]:
         Reader("stream of control messages", _read_control),
         Reader("stream of stage frames", _read_frames),
         Reader("socket of an engine", _read_engine),
+        Reader("manifest of a layer package", _read_package),
     ]
     for module, name, function in _decoders():
         parameters = list(inspect.signature(function).parameters)
@@ -146,6 +148,13 @@ def _read_engine(data: bytes) -> None:
             engine.decode_fields(payload)
 
 
+def _read_package(data: bytes) -> None:
+    """A manifest, with the rules that need nothing else."""
+    manifest = read_manifest(data)
+    if isinstance(manifest, PackageManifest):
+        check_manifest(manifest)
+
+
 # --- what is mutated
 
 
@@ -190,6 +199,8 @@ def _case_bytes(case: Any) -> Iterator[bytes]:
             yield data
     elif isinstance(case.get("invite"), str):
         yield case["invite"].encode()
+    elif isinstance(case.get("manifest"), str):
+        yield case["manifest"].encode()
     elif isinstance(case.get("body"), str) and "rows" in case:
         yield stage.encode_frame(
             stage.StageFrame(
