@@ -672,6 +672,10 @@ class MembershipMachine(Generic[A]):
         """Gossip does not bring it back, its own connection does."""
         self._connected.pop(peer, None)
         if peer not in self._members:
+            stone = self._tombstones.get(peer)
+            if stone is not None:  # no answer to what it is asked now brings it back
+                self._end_inquiry(peer)
+                stone.state = MemberState.EXCLUDED
             return ()
         self._end(peer, MemberState.EXCLUDED, now)
         return (PeerForgotten(peer),)

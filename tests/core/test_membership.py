@@ -491,6 +491,18 @@ def test_an_excluded_peer_is_gone_at_once_and_only_its_own_connection_brings_it_
     assert life.tell(ConnectionOpened(A), said(A, 2, incarnation=2)) == [PeerJoined(A)]
 
 
+def test_a_peer_that_is_excluded_while_it_is_asked_does_not_come_back_by_its_answer() -> None:
+    life = Life(A, B)
+    (probe,) = life.tell(DownReported(B, A, 1))
+    life.tell(ProbeUnanswered(A, probe.ticket), IndirectAnswered(B, A, probe.ticket, False))
+    life.wait(60, (B,))
+    assert life.state(A) is MemberState.FAILED
+    (again,) = life.tell(said(A, 2))
+    assert isinstance(again, SendProbe)
+    assert life.tell(PeerExcluded(A), ProbeAnswered(A, again.ticket, 1)) == []
+    assert life.state(A) is MemberState.EXCLUDED
+
+
 # --- reports --------------------------------------------------------------------
 def test_a_report_is_verified_and_a_false_one_mutes_its_reporter() -> None:
     life = Life(A, B, C)
