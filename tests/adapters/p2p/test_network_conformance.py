@@ -531,6 +531,30 @@ async def test_gossip_that_a_validator_refuses_is_neither_kept_nor_forwarded(ope
             assert await next_but(b"warm up", a, middle) == b"last"
 
 
+async def test_gossip_is_with_admitted_peers_alone_until_they_are_dismissed(open_nodes: OpenNodes) -> None:
+    async with open_nodes(3) as (a, b, c):
+        with deadline():
+            await connect(a, b)
+            await c.dial(b.peer_id, b.addresses(), DEADLINE_S)
+            c.admit(b.peer_id)
+            heard_a, heard_b, heard_c = [await node.subscribe("topic", lambda data: True) for node in (a, b, c)]
+            await c.publish("topic", b"made up")
+            assert await hear(a, "topic", b"of members", heard_b) == (a.peer_id, b"of members")
+            assert await hear(b, "topic", b"of members", heard_a) == (b.peer_id, b"of members")
+            while c.peer_id not in b.connected_peers():
+                await b.connection_event()
+            b.admit(c.peer_id)
+            assert await next_but(b"of members", c, heard_a) == b"last"
+            assert await next_but(b"of members", a, heard_c) == b"last"
+            b.dismiss(c.peer_id)
+            await c.publish("topic", b"made up")
+            while (await hear(a, "topic", b"end", heard_b))[1] != b"end":
+                pass
+            with trio.move_on_after(0.3):
+                while True:
+                    assert (await heard_c.receive())[1] != b"end"
+
+
 async def next_but(skipped: bytes, publisher: Network, listener: Subscription) -> bytes:
     while True:
         _, data = await hear(publisher, "topic", b"last", listener)
