@@ -229,5 +229,6 @@ def _passphrase_bytes(passphrase: str) -> bytes:
 
 
 def _damaged(path: Path, reason: str) -> ConfigError:
-    message = f"the owner key {path} is damaged: {reason}; restore it from a backup"
+    remedy = "restore it from a backup, or make a new one with p2pmesh auth init --force"
+    message = f"the owner key {path} is damaged: {reason}; {remedy}"
     return ConfigError(ErrorCode.HOME_UNUSABLE, message)

@@ -5,11 +5,18 @@ Owns mode, atomicity and durability; what the bytes mean is for those who write 
 
 import contextlib
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
+
+_DRAFT = re.compile(
+    r"\.(?:(?:node\.key|node\.claim|trust\.json|mesh\.[a-z]+|[0-9a-f]{32})\.[a-z0-9_]{8,16}|run-[a-z0-9_]{8}\.json)\Z"
+)
+"""As ``mkstemp`` and ``adapters.identity`` name drafts. Not those of owners' keys, which homes may share."""
+_FOLDERS_OF_RECORDS = ("memberships",)
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -69,6 +76,15 @@ def remove_private(path: Path) -> None:
     except OSError as error:
         message = f"{path} cannot be removed: {error.strerror or error}"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
+
+
+def remove_drafts(home: Path) -> None:
+    """Removes what a killed writer left in a home and its folders of records. Nobody may be writing meanwhile."""
+    for folder in (home, *(home / name for name in _FOLDERS_OF_RECORDS)):
+        with contextlib.suppress(OSError):  # no such folder yet, or not ours: what matters is told by who reads it
+            for path in list(folder.iterdir()):
+                if _DRAFT.match(path.name) and not path.is_dir():
+                    path.unlink(missing_ok=True)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -37,7 +37,7 @@ def load_trust(home: Path) -> TrustStore:
     try:
         return _trust_of(json.loads(data))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = _reason(error)
         message = f"the trust store {path} is damaged ({reason}); restore it, or move it away to begin anew"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
 
@@ -110,20 +110,39 @@ def decode_claim_line(text: str) -> bytes:
     return claim
 
 
+class _Wrong(ValueError):
+    """A rule of the file is broken; the text says which, to a person."""
+
+
+def _reason(error: Exception) -> str:
+    """Never the words of the interpreter, which tell a person nothing."""
+    if isinstance(error, _Wrong):
+        return str(error)
+    if isinstance(error, (json.JSONDecodeError, UnicodeError, RecursionError)):
+        return "it is no JSON"
+    return "a field is missing or of another form"
+
+
 def _trust_of(value: Any) -> TrustStore:
     if value["version"] != _VERSION:
-        raise ValueError("its version is unknown to this software")
+        raise _Wrong("its version is unknown to this software")
     labels = value["trusted_owners"]
     if not all(isinstance(label, str) for label in labels.values()):
-        raise TypeError("a label is no text")
+        raise _Wrong("a label is no text")
     lists = [value[name] for name in ("revoked_owners", "revoked_certificates", "revoked_nodes")]
     if not all(isinstance(items, list) for items in lists):
-        raise TypeError("a revocation list is no list")
+        raise _Wrong("a revocation list is no list")
     owners, certificates, peers = lists
-    return TrustStore(
-        TrustPolicy(value["policy"]),
-        {OwnerId(owner): label for owner, label in labels.items()},
-        frozenset(map(OwnerId, owners)),
-        frozenset(map(bytes.fromhex, certificates)),
-        frozenset(map(PeerId, peers)),
-    )
+    if value["policy"] not in [policy.value for policy in TrustPolicy]:
+        raise _Wrong("its policy is unknown to this software")
+    certificate_ids = frozenset(map(bytes.fromhex, certificates))
+    try:
+        return TrustStore(
+            TrustPolicy(value["policy"]),
+            {OwnerId(owner): label for owner, label in labels.items()},
+            frozenset(map(OwnerId, owners)),
+            certificate_ids,
+            frozenset(map(PeerId, peers)),
+        )
+    except ValueError as error:  # its sentences are for people
+        raise _Wrong(str(error)) from None

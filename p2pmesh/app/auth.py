@@ -120,13 +120,15 @@ def sign_other_node(
 ) -> Facts:
     """Signs the node ``peer_text`` of another machine into the file ``out``, which is taken in there."""
     peer = check_peer_id(peer_text)
+    if not out.absolute().parent.is_dir():
+        raise _invalid(f"there is no directory {out.absolute().parent} for --out; make it first")
     owner = _open_owner_key(files, sources)
     claim = sign_claim(owner, peer, options.label or "", options.hours * MS_PER_HOUR, now_unix_ms())
     write_claim(out, claim)
     return {
         **_describe_signed(open_own_claim(claim)),
         "claim_file": str(out),
-        "next": f"take the file to that machine and run there: p2pmesh auth sign-node --claim {out.name}",
+        "next": f"take {out.absolute()} to that machine and run there: p2pmesh auth sign-node --claim {out.name}",
     }
 
 

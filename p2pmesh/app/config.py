@@ -60,7 +60,7 @@ class RequirementOptions:
                 raise _invalid("--allow-owner takes an owner id, 64 hex digits; `p2pmesh auth status` shows yours")
         for name, version in (("--min-version", self.version_min), ("--max-version", self.version_max)):
             if version is not None and (len(version) > MAX_VERSION_BYTES or parse_version(version) is None):
-                raise _invalid(f"{name} takes a version such as 0.2.0")
+                raise _invalid(f"{name} {version[:40]!r} is no version; write for example 0.2.0")
 
     @property
     def is_empty(self) -> bool:
@@ -173,7 +173,12 @@ class BenchOverlayOptions:
 
 
 def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:
-    """The node's home: ``--home``, else ``P2PMESH_HOME``, else ``~/.p2pmesh``; absolute, not yet created."""
+    """The node's home: ``--home``, else ``P2PMESH_HOME``, else ``~/.p2pmesh``; absolute, not yet created.
+
+    An empty ``--home``, such as an unset variable of a script, is refused.
+    """
+    if given == "":
+        raise _invalid("--home is empty; give a directory, or leave --home away")
     variables = os.environ if environment is None else environment
     text = given or variables.get(HOME_VARIABLE) or "~/.p2pmesh"
     try:

@@ -15,7 +15,7 @@ from p2pmesh.adapters.credential_files import load_ledger, load_requirements, sa
 from p2pmesh.adapters.home_lock import hold_home
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.app.client import ask_console
-from p2pmesh.app.run_file import read_run_file
+from p2pmesh.app.run_file import is_node_running
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.ids import ID_BYTES, PeerId
 from p2pmesh.core import invite_ledger
@@ -28,9 +28,10 @@ Change = Callable[[InviteLedger], InviteLedger]
 
 
 def create_invite(home: Path, life_s: int, max_uses: int) -> dict[str, Any]:
-    """A new invite: ``invite``, the line; ``id``, ``expires_unix_ms``, ``max_uses``, ``addresses``."""
-    if _is_running(home):
+    """A new invite: ``invite``, the line; ``id``, ``expires_unix_ms``, ``max_uses``, ``addresses``; maybe ``note``."""
+    if is_node_running(home):
         return ask_console(home, "POST", "/api/invites", {"life_s": life_s, "max_uses": max_uses})
+    _founder_of(home)  # before the home is held, which would make the directory of a mistyped name
     with hold_home(home):
         founder = _founder_of(home)
         ledger = load_ledger(home)
@@ -41,12 +42,14 @@ def create_invite(home: Path, life_s: int, max_uses: int) -> dict[str, Any]:
         expires = now + life_s * 1000
         invite = Invite(os.urandom(ID_BYTES), founder.requirements, now, expires, ledger.addresses, max_uses=max_uses)
         save_ledger(home, invite_ledger.issue(ledger, invite, now))
-        return describe_new(invite, encode_invite(invite, founder.identity.public_key, founder.identity.sign))
+        made = describe_new(invite, encode_invite(invite, founder.identity.public_key, founder.identity.sign))
+        note = f"no node runs here; it works once p2pmesh up runs in {home} again, with the --listen that it had"
+        return {**made, "note": note}
 
 
 def list_invites(home: Path) -> dict[str, Any]:
     """Every invite that still matters, by id, and the peers that were removed."""
-    if _is_running(home):
+    if is_node_running(home):
         return ask_console(home, "GET", "/api/invites")
     _founder_of(home)
     now = _now_unix_ms()
@@ -56,7 +59,7 @@ def list_invites(home: Path) -> dict[str, Any]:
 def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, Any]:
     """Revokes an invite, given by its id or as the line itself."""
     invite_id = _decode(invite).invite_id.hex() if invite.strip().startswith(PREFIX) else invite.strip().lower()
-    if _is_running(home):
+    if is_node_running(home):
         return ask_console(home, "POST", "/api/invites/revoke", {"id": invite_id, "expel": is_expelling})
     _change(home, lambda ledger: invite_ledger.revoke(ledger, invite_id, _now_unix_ms(), is_expelling=is_expelling))
     return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
@@ -64,7 +67,7 @@ def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, A
 
 def remove_peer(home: Path, peer: PeerId, *, is_forced: bool = False) -> dict[str, Any]:
     """Puts a member out; one that left no trace here only with ``is_forced``."""
-    if _is_running(home):
+    if is_node_running(home):
         return ask_console(home, "POST", "/api/peers/remove", {"peer_id": peer, "force": is_forced})
     if _founder_of(home).identity.peer_id == peer:
         raise Refused(ErrorCode.REQUEST_INVALID, "the founder cannot be removed from its own mesh")
@@ -79,7 +82,7 @@ def remove_peer(home: Path, peer: PeerId, *, is_forced: bool = False) -> dict[st
 
 def readmit_peer(home: Path, peer: PeerId) -> dict[str, Any]:
     """Lets a removed member in again."""
-    if _is_running(home):
+    if is_node_running(home):
         return ask_console(home, "POST", "/api/peers/readmit", {"peer_id": peer})
     _change(home, lambda ledger: invite_ledger.readmit_peer(ledger, peer, _now_unix_ms()))
     return {"peer_id": peer, "state": "readmitted"}
@@ -136,19 +139,10 @@ def _founder_of(home: Path) -> _Founder:
 
 
 def _change(home: Path, change: Change) -> None:
+    _founder_of(home)
     with hold_home(home):
         _founder_of(home)
         save_ledger(home, change(load_ledger(home)))
-
-
-def _is_running(home: Path) -> bool:
-    try:
-        read_run_file(home)
-    except ConfigError as error:
-        if error.code is not ErrorCode.NODE_NOT_RUNNING:
-            raise
-        return False
-    return True
 
 
 def _decode(text: str) -> Invite:

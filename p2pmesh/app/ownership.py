@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from p2pmesh.adapters.home_lock import hold_records
-from p2pmesh.adapters.owner_keystore import load_owner_key, read_keystore_facts
+from p2pmesh.adapters.owner_keystore import load_owner_key, owner_key_missing, read_keystore_facts
 from p2pmesh.adapters.trust_file import CLAIM_FILE, TRUST_FILE, load_claim, load_trust, save_claim
 from p2pmesh.app import events
 from p2pmesh.app.claims import OwnerFiles, as_utc, open_own_claim, sign_claim
@@ -54,6 +54,25 @@ def passphrase_sources(file: str | None) -> PassphraseSources:
     """Where a running node finds the passphrase. The variable is taken away, so that no child process inherits it."""
     given = os.environ.pop(PASSPHRASE_VARIABLE, None)
     return PassphraseSources(Path(file) if file else None, {} if given is None else {PASSPHRASE_VARIABLE: given})
+
+
+def check_owner_key(options: OwnershipOptions, emit: Callable[[Event], None], *, is_key_named: bool) -> None:
+    """Refuses at the start what would else be found out when the claim is due: ``ConfigError``.
+
+    What was typed must be there and be sound. A passphrase that does not open the key is told: the node can run for
+    days without it.
+    """
+    passphrase = options.sources.given()
+    try:
+        facts = read_keystore_facts(options.files.keystore)
+        if facts is None and is_key_named:
+            raise owner_key_missing(options.files.keystore)
+        if facts is not None and passphrase is not None:
+            load_owner_key(options.files.keystore, passphrase)
+    except ConfigError as error:
+        if is_key_named and error.code is not ErrorCode.PASSPHRASE_WRONG:
+            raise
+        emit(events.error(ConfigError(error.code, f"{error.message}; until then this node's claim is not renewed")))
 
 
 class OwnershipWatch:

@@ -19,11 +19,12 @@ Ask = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class PassphraseSources:
-    """What a command may look at. ``ask`` None: nobody is at the terminal."""
+    """What a command may look at. ``ask`` None: nobody is at the terminal; ``option`` named the file."""
 
     file: Path | None = None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     ask: Ask | None = None
+    option: str = "--passphrase-file"
 
     def open_with(self, facts: KeystoreFacts) -> str:
         """The passphrase of an existing keystore; ``ConfigError`` with ``PASSPHRASE_MISSING`` if there is none."""
@@ -52,8 +53,15 @@ class PassphraseSources:
 
     def _given(self) -> str | None:
         if self.file is not None:
-            return _read_passphrase_file(self.file)
+            return self._read_file(self.file)
         return self.environment.get(PASSPHRASE_VARIABLE)
+
+    def given(self) -> str | None:
+        """What a file or the environment says, checked; ``ConfigError(CONFIG_INVALID)`` for what is no passphrase."""
+        found = self._given()
+        if found is not None:
+            check_passphrase(found)
+        return found
 
     def _ask_twice(self) -> str:
         if self.ask is None:
@@ -64,16 +72,18 @@ class PassphraseSources:
             raise ConfigError(ErrorCode.CONFIG_INVALID, "the two passphrases differ; nothing was changed, try again")
         return first
 
-
-def _read_passphrase_file(path: Path) -> str:
-    """The first line, without its end."""
-    try:
-        with path.open("rb") as file:
-            data = file.readline(MAX_PASSPHRASE_BYTES + 3)
-    except OSError as error:
-        message = f"--passphrase-file {path} cannot be read: {error.strerror or error}"
-        raise ConfigError(ErrorCode.CONFIG_INVALID, message) from None
-    return data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
+    def _read_file(self, path: Path) -> str:
+        """The first line, without its end."""
+        try:
+            with path.open("rb") as file:
+                data = file.readline(MAX_PASSPHRASE_BYTES + 3)
+        except OSError as error:
+            message = f"{self.option} {path} cannot be read: {error.strerror or error}"
+            raise ConfigError(ErrorCode.CONFIG_INVALID, message) from None
+        found = data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
+        if not found:
+            raise ConfigError(ErrorCode.CONFIG_INVALID, f"{self.option} {path} has an empty first line; give one")
+        return found
 
 
 def _missing() -> ConfigError:

@@ -60,6 +60,17 @@ def read_run_file(home: Path) -> RunFile:
     return record
 
 
+def is_node_running(home: Path) -> bool:
+    """Whether a node runs in ``home``; ``ConfigError(HOME_UNUSABLE)`` where that cannot be seen."""
+    try:
+        read_run_file(home)
+    except ConfigError as error:
+        if error.code is not ErrorCode.NODE_NOT_RUNNING:
+            raise
+        return False
+    return True
+
+
 def remove_run_file(home: Path, pid: int) -> None:
     """Removes the file if it is still that of process ``pid``."""
     path = home / FILE_NAME

@@ -12,6 +12,7 @@ from typing import Any
 from p2pmesh.adapters.trust_file import load_trust
 from p2pmesh.app.auth import check_label, check_peer_id
 from p2pmesh.app.claims import save_changed
+from p2pmesh.app.run_file import is_node_running
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import OwnerId, is_owner_id
 from p2pmesh.core.ownership import CERTIFICATE_ID_BYTES, TrustPolicy, TrustStore
@@ -27,7 +28,11 @@ def describe_trust(home: Path) -> Facts:
 
 def choose_policy(home: Path, policy: TrustPolicy) -> Facts:
     """The policy of this node, unless ``up --trust-policy`` says otherwise."""
-    return _change(home, lambda trust: replace(trust, policy=policy))
+    facts = _change(home, lambda trust: replace(trust, policy=policy))
+    if not is_node_running(home):
+        return facts
+    text = "the node that runs here follows within seconds, unless it was started with --trust-policy, which wins"
+    return {**facts, "note": f"{text} until it is started again without"}
 
 
 def trust_owner(home: Path, owner_text: str, label: str) -> Facts:

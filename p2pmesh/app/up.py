@@ -12,8 +12,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import trio
@@ -21,12 +22,13 @@ import trio
 from p2pmesh import __version__
 from p2pmesh.adapters.clock import SystemEntropy, TrioClock
 from p2pmesh.adapters.credential_files import HomeCredentials
-from p2pmesh.adapters.home_lock import hold_home
+from p2pmesh.adapters.home_lock import hold_home, hold_records
 from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
+from p2pmesh.adapters.private_files import remove_drafts
 from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
@@ -40,12 +42,12 @@ from p2pmesh.app.joining import Standing, choose_standing
 from p2pmesh.app.machine_memory import offered_memory_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
-from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, passphrase_sources
+from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, check_owner_key, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.app.wire_clearance import with_clearance
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_NAME_BYTES
-from p2pmesh.base.quantities import UnixMillis, format_size
+from p2pmesh.base.quantities import UnixMillis, format_size, micros
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.gossip_trace import TracedNetwork
@@ -73,23 +75,27 @@ def run_up(options: UpOptions, emit: Emit) -> int:
     with hold_home(options.home) as home:
         models = open_access(home, options.hub_endpoint, options.is_offline)
         models.check(_references(options))
-        identity = load_or_create_identity(home)
-        ownership = OwnershipWatch(_ownership_options(options), identity.peer_id, emit)
-        standing = choose_standing(options, identity, ownership.claim, UnixMillis(time.time_ns() // 1_000_000))
-        api_socket = bind_port(DEFAULT_HOST, options.port, "--port")
-        try:
-            console_socket = bind_port(DEFAULT_HOST, options.console_port, "--console-port")
-        except BaseException:
-            api_socket.close()
-            raise
-        try:
+        owned = _ownership_options(options)
+        check_owner_key(owned, emit, is_key_named=options.owner_key is not None)
+        _remove_drafts(home)
+        with ExitStack() as sockets:  # before a mesh is founded: a failing command leaves none behind
+            api_socket = sockets.enter_context(bind_port(DEFAULT_HOST, options.port, "--port"))
+            console_socket = sockets.enter_context(bind_port(DEFAULT_HOST, options.console_port, "--console-port"))
+            identity = load_or_create_identity(home)
+            ownership = OwnershipWatch(owned, identity.peer_id, emit)
+            standing = choose_standing(options, identity, ownership.claim, UnixMillis(time.time_ns() // 1_000_000))
+            sockets.callback(remove_run_file, home, os.getpid())
             _calm_garbage_collection()
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
             return trio.run(
                 _Command(options, _Start(identity, ownership, standing, models), (api_socket, console_socket), emit).run
             )
-        finally:
-            remove_run_file(home, os.getpid())
+
+
+def _remove_drafts(home: Path) -> None:
+    """Whoever writes such files holds one of the two locks; while a command changes records, the next start cleans."""
+    with suppress(ConfigError), hold_records(home):
+        remove_drafts(home)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,6 @@ class _Command:
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
-        self._clock = TrioClock()
         self._folding = EventFolding()
         self._http_servers = 0
         self._http_ended = trio.Event()
@@ -176,7 +181,7 @@ class _Command:
 
     async def _open_node(self, stack: AsyncExitStack) -> Node:
         network = await stack.enter_async_context(open_network(self._identity, self._options.listen or DEFAULT_LISTEN))
-        clock = self._clock
+        clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
         kept = HomeCredentials(self._options.home)
@@ -199,7 +204,7 @@ class _Command:
     async def _serve(self, node: Node) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
-            nursery.start_soon(self._ownership.run, node, self._clock)
+            nursery.start_soon(self._ownership.run, node, TrioClock())
             nursery.start_soon(self._tell_folded)
             if not node.overlay.is_founder:
                 await self._join(node)
@@ -288,14 +293,14 @@ class _Command:
         """Events of the node's services, on their way to the operator."""
         if name == EventName.READY.value:
             fields = {"api_url": self._api_url, **fields}
-        for event in self._folding.take(EventName(name), fields, self._clock.now()):
+        for event in self._folding.take(EventName(name), fields, micros(trio.current_time())):
             self._emit(event)
 
     async def _tell_folded(self) -> None:
         """A peer may stop before the count of what it did is told."""
         while True:
             await trio.sleep(FOLDED_TOLD_EVERY_S)
-            for event in self._folding.take_due(self._clock.now()):
+            for event in self._folding.take_due(micros(trio.current_time())):
                 self._emit(event)
 
 

@@ -17,6 +17,7 @@ GIB = 1024 * MIB
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([KMGT]?)(I?B)?\Z", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,9})\s*([smhd])\Z", re.IGNORECASE)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+LONGEST_DURATION_S = 365 * 86_400
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -38,14 +39,25 @@ def parse_size_bytes(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> int:
-    """Seconds of a duration such as ``90s``, ``30m``, ``24h`` or ``7d``; at least one second.
+    """Seconds of a duration such as ``90s``, ``30m``, ``24h`` or ``7d``; one second to 365 days.
 
     Raises ``ValueError`` with a sentence for the person who typed it.
     """
     match = _DURATION.match(text.strip())
     if match is None or int(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a duration; write for example 30m, 24h or 7d")
-    return int(match[1]) * _SECONDS[match[2].lower()]
+        raise ValueError(f"{text!r} is not a duration; write for example 30m, 24h or 7d, from 1s to 365d")
+    seconds = int(match[1]) * _SECONDS[match[2].lower()]
+    if seconds > LONGEST_DURATION_S:
+        raise ValueError(f"{text!r} is too long; write for example 30m, 24h or 7d, from 1s to 365d")
+    return seconds
+
+
+def format_age(milliseconds: int) -> str:
+    """A time that has passed, for a person: whole seconds below two minutes, whole minutes beyond."""
+    seconds = max(0, milliseconds) // 1000
+    if seconds < 120:
+        return "1 second" if seconds == 1 else f"{seconds} seconds"
+    return f"{seconds // 60} minutes"
 
 
 def format_size(size_bytes: int) -> str:

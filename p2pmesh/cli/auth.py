@@ -60,7 +60,8 @@ def _rotate_node(args: Namespace) -> Facts:
 
 
 def _rotate_owner(args: Namespace) -> Facts:
-    new = None if args.new_passphrase_file is None else PassphraseSources(Path(args.new_passphrase_file))
+    file = _path(args.new_passphrase_file)
+    new = None if file is None else PassphraseSources(file, option="--new-passphrase-file")
     return auth.rotate_owner(_files(args), _sources(args), new)
 
 

@@ -65,6 +65,8 @@ def _describe_made(made: dict[str, Any]) -> Iterator[str]:
     yield f"invite {made['id']}, {uses}, until {_time(made['expires_unix_ms'])}"
     yield "another machine joins with:"
     yield f"  p2pmesh up --join {made['invite']}"
+    if "note" in made:
+        yield f"note: {made['note']}"
 
 
 def _describe_list(listed: dict[str, Any]) -> Iterator[str]:

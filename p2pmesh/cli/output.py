@@ -183,6 +183,31 @@ def _describe_stopping(event: Event) -> Iterator[str]:
     yield "stopping: requests that run may end; press Ctrl-C again to cut them off"
 
 
+def _describe_joined(event: Event) -> Iterator[str]:
+    yield f"peer joined: {_named(event)}"
+
+
+def _describe_refused(event: Event) -> Iterator[str]:
+    count = event.fields.get("count", 1)
+    times = f" ({count} times)" if count > 1 else ""
+    yield f"peer {event.fields['peer_id']} is not let in{times}: {event.fields['message']}"
+
+
+def _describe_put_out(event: Event) -> Iterator[str]:
+    by = f", says peer {_short(event.fields['peer_id'])}" if "peer_id" in event.fields else ""
+    again = _retried(event)
+    yield f"this node is put out of the mesh{by}: {event.fields['message']}; it asks again {again}"
+
+
+def _describe_join_failed(event: Event) -> Iterator[str]:
+    yield f"no peer could be joined: {event.fields['message']}; another try follows {_retried(event)}"
+
+
+def _retried(event: Event) -> str:
+    retry_s = event.fields["retry_s"]
+    return f"in {retry_s:.0f} s" if retry_s < 120 else f"in {_count(round(retry_s / 60), 'minute')}"
+
+
 def _describe_suspected(event: Event) -> Iterator[str]:
     yield f"no word from {_named(event)}: asking it, and others about it"
 
@@ -237,6 +262,10 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.PEER_BANNED: _describe_banned,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
+    EventName.PEER_JOINED: _describe_joined,
+    EventName.PEER_REFUSED: _describe_refused,
+    EventName.PUT_OUT: _describe_put_out,
+    EventName.JOIN_FAILED: _describe_join_failed,
     EventName.PEER_SUSPECTED: _describe_suspected,
     EventName.PEER_RECOVERED: _describe_recovered,
     EventName.PEER_FAILED: _describe_failed,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
 from p2pmesh.base.limits import MAX_PASSES, PROTOCOL_GENERATION
-from p2pmesh.base.quantities import UnixMillis
+from p2pmesh.base.quantities import UnixMillis, format_age
 from p2pmesh.core.ownership import (
     OpenedClaim,
     Ownership,
@@ -274,8 +274,14 @@ def judge_ownership(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | N
 def _operators_trust(ownership: Ownership, trust: TrustStore) -> Refusal | None:
     if admits(trust.policy, ownership.status):
         return None
-    text = f"the operator of this peer admits by {trust.policy.value}, and the claim is {ownership.status.value}"
+    text = f"the operator of this peer admits by {trust.policy.value}, and {_claim_in_words(ownership.status)}"
     return Refusal(_R.TRUST_POLICY_DENIED, f"{text}; sign the node (p2pmesh auth sign-node), or ask that operator")
+
+
+def _claim_in_words(status: OwnershipStatus) -> str:
+    if status is OwnershipStatus.UNSIGNED:
+        return "no owner has signed this node"
+    return f"the claim is {status.value}"
 
 
 _Rule = Callable[[Shown, Terms, int], Refusal | None]
@@ -309,7 +315,7 @@ def judge_owner(
     ownership = judge_claim(claim, peer, TrustStore(), now_unix_ms)
     if ownership.status is not OwnershipStatus.VERIFIED:
         reason = _R.ORIGIN_OWNER_MISSING if is_founder else _R.OWNER_MISSING
-        text = f"this overlay requires an owner's signature, and the claim is {ownership.status.value}"
+        text = f"this overlay requires an owner's signature, and {_claim_in_words(ownership.status)}"
         return Refusal(reason, f"{text}; run p2pmesh auth sign-node")
     if requirements.owners and ownership.owner_id not in requirements.owners:
         return Refusal(
@@ -326,8 +332,8 @@ def judge_invite(invite: Invite, terms: Terms, now_unix_ms: int) -> Refusal | No
     if invite.invite_id in (*terms.revocation.invites, *terms.revocation.expelled_invites):
         return Refusal(_R.INVITE_REVOKED, "the invite was revoked; ask for a new one")
     if is_expired(invite, UnixMillis(now_unix_ms)):
-        minutes = (now_unix_ms - invite.expires_unix_ms) // 60_000
-        return Refusal(_R.INVITE_EXPIRED, f"the invite expired {minutes} minutes ago; ask for a new one")
+        age = format_age(now_unix_ms - invite.expires_unix_ms)
+        return Refusal(_R.INVITE_EXPIRED, f"the invite expired {age} ago; ask for a new one")
     return None
 
 

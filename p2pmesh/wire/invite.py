@@ -14,7 +14,7 @@ from typing import Any
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId, is_peer_id
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_BYTES, MAX_INVITE_USES
-from p2pmesh.base.quantities import UnixMillis
+from p2pmesh.base.quantities import UnixMillis, format_age
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 from p2pmesh.wire.schema import (
     Bytes,
@@ -121,10 +121,8 @@ def decode_invite(text: str, verify: Verify) -> Invite:
 def check_invite_time(invite: Invite, now: UnixMillis) -> None:
     """Raises ``INVITE_EXPIRED``; 30 s of clock skew are forgiven."""
     if is_expired(invite, now):
-        minutes = (now - invite.expires_unix_ms) // 60_000
-        raise RemoteProtocolError(
-            ErrorCode.INVITE_EXPIRED, f"the invite expired {minutes} minutes ago; ask for a new one"
-        )
+        age = format_age(now - invite.expires_unix_ms)
+        raise RemoteProtocolError(ErrorCode.INVITE_EXPIRED, f"the invite expired {age} ago; ask for a new one")
 
 
 def is_expired(invite: Invite, now: UnixMillis) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pmesh.adapters.private_files import read_private, remove_private, write_private
+from p2pmesh.adapters.private_files import read_private, remove_drafts, remove_private, write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 
@@ -56,3 +56,17 @@ def test_a_directory_that_is_a_file_is_refused_and_a_failed_write_leaves_nothing
     with pytest.raises(ConfigError):
         write_private(tmp_path / "directory", b"")
     assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
+
+
+def test_drafts_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    mesh = "0123456789abcdef" * 2
+    drafts = [".node.key.0123456789abcdef", ".node.claim.abcdefgh", ".trust.json.abcdefgh", ".mesh.invites.abcdefgh"]
+    drafts += [".run-abcdefgh.json", f"memberships/.{mesh}.abcdefgh"]
+    kept = ["node.key", ".owner.key.abcdefgh", ".profile", ".node.key.bak", f"memberships/{mesh}"]
+    (tmp_path / "memberships").mkdir()
+    for name in (*drafts, *kept):
+        (tmp_path / name).write_bytes(b"x")
+    remove_drafts(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == set(kept)
+    remove_drafts(tmp_path / "none")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from p2pmesh.app.config import BenchDecodeOptions, UpOptions, check_multiaddr, choose_home
+from p2pmesh.app.config import BenchDecodeOptions, RequirementOptions, UpOptions, check_multiaddr, choose_home
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 GOOD = UpOptions(home=Path("/home"))
@@ -91,3 +91,14 @@ def test_bench_options_are_checked() -> None:
         BenchDecodeOptions(Path("/h"), peers=(1, 0))
     with pytest.raises(ConfigError, match="--tokens"):
         BenchDecodeOptions(Path("/h"), decode_tokens=0)
+
+
+def test_an_empty_home_is_refused_and_no_default() -> None:
+    with pytest.raises(ConfigError, match="--home is empty") as error:
+        choose_home("", {})
+    assert error.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_wrong_version_is_named() -> None:
+    with pytest.raises(ConfigError, match="--min-version '2' is no version"):
+        RequirementOptions(version_min="2")

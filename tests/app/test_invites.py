@@ -35,6 +35,7 @@ def code_of(act: Any, *arguments: Any, **named: Any) -> ErrorCode:
 
 def test_an_invite_made_on_files_is_listed_shown_and_revoked(home: Path) -> None:
     made = invites.create_invite(home, 3600, 2)
+    assert "no node runs here" in made["note"]
     shown = invites.show_invite(made["invite"])
     assert (shown["id"], shown["max_uses"], shown["is_expired"]) == (made["id"], 2, False)
     assert shown["founder"] == load_or_create_identity(home).peer_id
@@ -71,6 +72,9 @@ def test_what_cannot_be_done_says_why(home: Path, tmp_path_factory: pytest.TempP
     assert code_of(invites.create_invite, home, 60, 0) is ErrorCode.NODE_NOT_RUNNING
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     assert code_of(invites.list_invites, elsewhere) is ErrorCode.CONFIG_INVALID
+    assert list(elsewhere.iterdir()) == []
+    assert code_of(invites.create_invite, elsewhere / "typo", 60, 0) is ErrorCode.CONFIG_INVALID
+    assert code_of(invites.remove_peer, elsewhere / "typo", BAD, is_forced=True) is ErrorCode.CONFIG_INVALID
     assert list(elsewhere.iterdir()) == []
     with hold_home(home):
         assert code_of(invites.remove_peer, home, BAD) is ErrorCode.HOME_IN_USE

@@ -20,6 +20,7 @@ from p2pmesh.app.ownership import (
     OwnershipOptions,
     OwnershipWatch,
     RunBlocking,
+    check_owner_key,
     passphrase_sources,
 )
 from p2pmesh.app.passphrase import PassphraseSources
@@ -96,6 +97,36 @@ async def looks(times: int = 2) -> None:
 
 
 # --- at the start -----------------------------------------------------------------
+def check(home: Path, key: str | None, passphrases: PassphraseSources, told: list[Event]) -> ErrorCode | None:
+    options = OwnershipOptions(OwnerFiles.of(home, key), passphrases)
+    try:
+        check_owner_key(options, told.append, is_key_named=key is not None)
+    except ConfigError as error:
+        return error.code
+    return None
+
+
+def test_a_key_or_passphrase_file_that_cannot_be_used_is_refused_at_the_start(home: Home, tmp_path: Path) -> None:
+    told: list[Event] = []
+    good, broken = str(tmp_path / "owner.key"), tmp_path / "broken.key"
+    broken.write_text("{}")
+    (tmp_path / "empty").write_text("\n")
+    no_file = PassphraseSources(tmp_path / "none", {})
+    assert check(tmp_path, good, sources(), told) is None
+    assert check(tmp_path, None, sources(None), told) is None
+    assert check(tmp_path, str(tmp_path / "none.key"), sources(None), told) is ErrorCode.OWNER_KEY_MISSING
+    assert check(tmp_path, str(broken), sources(None), told) is ErrorCode.HOME_UNUSABLE
+    assert check(tmp_path, None, no_file, told) is ErrorCode.CONFIG_INVALID
+    assert check(tmp_path, None, PassphraseSources(tmp_path / "empty", {}), told) is ErrorCode.CONFIG_INVALID
+    assert told == []
+
+
+def test_a_wrong_passphrase_is_told_at_the_start(home: Home, tmp_path: Path) -> None:
+    told: list[Event] = []
+    assert check(tmp_path, str(tmp_path / "owner.key"), sources("another"), told) is None
+    assert [event.fields["code"] for event in told] == ["passphrase_wrong"]
+
+
 def test_an_empty_home_trusts_by_default_and_shows_no_claim(tmp_path: Path) -> None:
     watch = Home(tmp_path, sources()).watch(JOINER.peer_id)
     assert (watch.trust, watch.claim) == (TrustStore(), b"")

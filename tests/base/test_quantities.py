@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pmesh.base.quantities import GIB, KIB, MIB, format_size, micros, parse_duration_s, parse_size_bytes
+from p2pmesh.base.quantities import GIB, KIB, MIB, format_age, format_size, micros, parse_duration_s, parse_size_bytes
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,18 @@ def test_a_duration_in_seconds(text: str, seconds: int) -> None:
 @pytest.mark.parametrize("text", ["", "24", "h", "0h", "-1h", "1.5h", "1w", "1h30m", "\u0661h", "9999999999s"])
 def test_what_is_no_duration_says_how_one_looks(text: str) -> None:
     with pytest.raises(ValueError, match="24h"):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "text"),
+    [(-5, "0 seconds"), (999, "0 seconds"), (1000, "1 second"), (119_999, "119 seconds"), (300_000, "5 minutes")],
+)
+def test_an_age_is_told_in_seconds_before_minutes(age_ms: int, text: str) -> None:
+    assert format_age(age_ms) == text
+
+
+@pytest.mark.parametrize("text", ["0s", "366d", "999999999d", "x"])
+def test_a_duration_that_is_refused_tells_the_limits(text: str) -> None:
+    with pytest.raises(ValueError, match="from 1s to 365d"):
         parse_duration_s(text)

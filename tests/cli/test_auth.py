@@ -15,6 +15,7 @@ from p2pmesh.adapters.identity import load_or_create_identity
 from p2pmesh.adapters.keychain import SERVICE
 from p2pmesh.adapters.trust_file import CLAIM_FILE, TRUST_FILE, load_claim, load_trust
 from p2pmesh.app import claims
+from p2pmesh.app.run_file import RunFile, write_run_file
 from p2pmesh.cli import auth as cli_auth
 from p2pmesh.cli.main import main
 from p2pmesh.core.ownership import TrustPolicy
@@ -260,6 +261,23 @@ def test_a_new_owner_key_may_have_a_new_passphrase(run: Run, fail: Fail, tmp_pat
     run("rotate-owner", "--new-passphrase-file", "new")
     fail(25, "sign-node")
     run("sign-node", "--passphrase-file", "new")
+    assert "--new-passphrase-file none cannot be read" in fail(
+        2, "rotate-owner", "--passphrase-file", "new", "--new-passphrase-file", "none"
+    )
+
+
+def test_a_claim_is_not_written_into_a_directory_that_is_not_there(run: Run, fail: Fail, tmp_path: Path) -> None:
+    run("init")
+    peer = load_or_create_identity(tmp_path / "there").peer_id
+    assert "no directory" in fail(2, "sign-node", "--peer-id", peer, "--out", "none/x.claim")
+    assert not (tmp_path / "none").exists()
+    assert str(tmp_path / f"{peer}.claim") in run("sign-node", "--peer-id", peer)["next"]
+
+
+def test_a_policy_says_when_a_running_node_may_not_follow_it(run: Run, home: Path) -> None:
+    assert "note" not in run("trust", "policy", "allowlist")
+    write_run_file(home, RunFile(os.getpid(), "http://a", "http://c", "token", "peer"))
+    assert "--trust-policy" in run("trust", "policy", "off")["note"]
 
 
 def test_revocations_are_made_and_taken_back(run: Run) -> None:

@@ -59,8 +59,8 @@ def test_ready_shows_the_url_and_a_command_to_try() -> None:
 
 
 def test_a_hostile_name_writes_nothing_to_the_terminal() -> None:
-    (line,) = describe_event(Event(EventName.PEER_JOINED, {"name": "\x1b[2J\nready"}))
-    assert line == "peer joined: name \\x1b[2J\\nready"
+    (line,) = describe_event(Event(EventName.PEER_JOINED, {"peer_id": "P", "name": "\x1b[2J\nready"}))
+    assert line == "peer joined: \\x1b[2J\\nready (peer P)"
     assert printable("\ud800\u202e") == "\\ud800\\u202e"
 
 
@@ -135,3 +135,38 @@ def test_a_terminal_shows_an_invite_as_a_code_where_it_fits(
     for out, is_terminal in ((Terminal(), True), (io.StringIO(), False)):
         PrettyPrinter(out, io.StringIO()).emit(events.invite("p2pmesh2-" + "A" * 300))
         assert ("\u2580" in out.getvalue()) == (has_code and is_terminal)
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (Event(EventName.PEER_JOINED, {"peer_id": "12D3KooWabcdefghijkl"}), "peer joined: peer abcdefghijkl"),
+        (
+            Event(EventName.PEER_JOINED, {"peer_id": "12D3KooWabcdefghijkl", "name": "attic"}),
+            "peer joined: attic (peer abcdefghijkl)",
+        ),
+        (
+            Event(EventName.PEER_REFUSED, {"peer_id": "P", "code": "x", "message": "it is late", "count": 3}),
+            "peer P is not let in (3 times): it is late",
+        ),
+        (
+            Event(EventName.PUT_OUT, {"code": "x", "message": "ask the founder", "retry_s": 900.0}),
+            "this node is put out of the mesh: ask the founder; it asks again in 15 minutes",
+        ),
+        (
+            Event(EventName.JOIN_FAILED, {"code": "x", "message": "nobody answers", "retry_s": 5.0}),
+            "no peer could be joined: nobody answers; another try follows in 5 s",
+        ),
+        (
+            Event(EventName.EVENTS_FOLDED, {"folded": "peer_left", "peer_id": None, "count": 9, "window_s": 60}),
+            "9 more times `peer left` about other peers within 60 s",
+        ),
+        (
+            Event(EventName.NOT_ROUTABLE, {"models": ["a", "b"], "count": 5}),
+            "no longer routable from here: a, b and 3 more",
+        ),
+    ],
+    ids=str,
+)
+def test_people_read_sentences(event: Event, text: str) -> None:
+    assert list(describe_event(event)) == [text]
