@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
-from p2pmesh.base.ids import Digest
+from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours, OwnLoad
@@ -54,7 +54,7 @@ class Node:
         self._parts = parts
         self._report = report
         self.store = parts.store
-        self.overlay = Overlay(ports, settings, report)
+        self.overlay = Overlay(ports, settings, self._report_overlay)
         self.table = RunTable(self.overlay, ports.network)
         self.drivers = Drivers(ports.clock, ports.entropy, self._announce_models)
         self.links = Links(self.overlay, ports, self._is_generating)
@@ -125,6 +125,13 @@ class Node:
             told = names
             self.overlay.board.change_own(wanted=tuple(self.router.awaited()))
             await self.overlay.board.changes.wait_beyond(seen)
+
+    def _report_overlay(self, name: str, fields: dict[str, Any]) -> None:
+        """Names whoever joins, where gossip or its hello has told the name by then."""
+        if name == "peer_joined":
+            known = self.overlay.board.find(PeerId(fields["peer_id"]))
+            fields = {**fields, "name": "" if known is None else known.name}
+        self._report(name, fields)
 
     def _report_models(self, name: str, models: frozenset[str]) -> None:
         if models:

@@ -1,4 +1,4 @@
-"""What a node tells of the models that can be routed from it."""
+"""What a node tells of the models that can be routed from it, and of who joins."""
 
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -22,3 +22,11 @@ async def test_only_the_difference_is_told_and_few_names_of_many(autojump_clock:
         assert one == {"models": ["m41"], "count": 1}
         (gone,) = founder.told("not_routable")
         assert (len(gone["models"]), gone["count"]) == (16, 22)
+
+
+async def test_a_peer_that_comes_again_is_told_by_its_name(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        await member.network.disconnect(founder.peer)
+        assert await founder.wait_told("peer_joined", times=2) == {"peer_id": member.peer, "name": "member"}
