@@ -19,7 +19,7 @@ from p2pmesh.ports.network import PeerDisconnected
 from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, topic_of
 from p2pmesh.wire.control import Done, FetchArtifact, Hello, ProbeRun, Welcome, encode_varint
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
-from p2pmesh.wire.membership_pass import MembershipPass, encode_pass
+from p2pmesh.wire.membership_pass import MembershipPass, decode_pass, encode_pass
 from p2pmesh.wire.requirements import MeshRequirements
 from p2pmesh.wire.stage import FrameKind, StageFrame
 from tests.fakes.identity import fake_identity
@@ -346,10 +346,12 @@ async def test_a_repeated_chain_costs_no_signatures(autojump_clock: MockClock, m
         founder = await mesh.found()
         sponsor = await mesh.join("sponsor", founder)
         looked: list[bytes] = []
-        decode = credentials.decode_pass
-        monkeypatch.setattr(
-            credentials, "decode_pass", lambda sealed, *rest: looked.append(sealed) or decode(sealed, *rest)
-        )
+
+        def look(sealed: bytes, *rest: Any) -> Any:
+            looked.append(sealed)
+            return decode_pass(sealed, *rest)
+
+        monkeypatch.setattr(credentials, "decode_pass", look)
         monkeypatch.setattr(credentials, "MAX_OPENED_PASSES", 4)
         chain = passed("guest", sponsor)
         for sequence in range(2, 12):

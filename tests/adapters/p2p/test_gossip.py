@@ -1,5 +1,6 @@
 """The queue of a subscription; what peers do to gossip is in ``test_hardening``."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -74,6 +75,11 @@ async def test_a_peer_is_heard_though_a_newer_record_of_it_is_known(monkeypatch:
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 
 
+def queue_of(subscription: Subscription) -> deque[tuple[PeerId, bytes]]:
+    assert isinstance(subscription, TopicSubscription)
+    return subscription._queue
+
+
 async def hear_from(publisher: Libp2pNetwork, listener: Subscription, data: bytes) -> None:
     """Until a word arrives; gossip is lossy, and says again."""
     heard = b""
@@ -101,8 +107,8 @@ async def test_a_stranger_hears_nothing_is_not_heard_and_catches_up_when_it_is_a
                 await stranger.publish("topic", b"made up")
                 await hear_from(a, heard_b, b"of members")
                 await hear_from(b, heard_a, b"of members")
-        assert not heard_late._queue
-        assert b"made up" not in [data for _, data in (*heard_a._queue, *heard_b._queue)]
+        assert not queue_of(heard_late)
+        assert b"made up" not in [data for _, data in (*queue_of(heard_a), *queue_of(heard_b))]
         assert not a._gossip._pubsub.peer_topics["topic"] & {libp2p_id(stranger.peer_id)}
 
         a.admit(stranger.peer_id)
@@ -125,12 +131,12 @@ async def test_whoever_loses_its_membership_hears_nothing_more_and_is_not_heard(
         getattr(a, end)(out.peer_id)
         await trio.testing.wait_all_tasks_blocked(0.1)
         for heard in (heard_a, heard_b, heard_out):
-            heard._queue.clear()
+            queue_of(heard).clear()
         for _ in range(3):
             await out.publish("topic", b"made up")
             await hear_from(a, heard_b, b"of members")
-        assert not heard_out._queue
-        assert not heard_a._queue
+        assert not queue_of(heard_out)
+        assert not queue_of(heard_a)
         if end == "dismiss":
             a.admit(out.peer_id)
             await hear_from(a, heard_out, b"again")
