@@ -27,8 +27,19 @@ class ShardPolicy:
     """A shard that may soon be left is heard in its parent as well, so that no one there is left alone."""
     up_patience_us: int = 900 * MICROS_PER_SECOND
     """So long a shard must have looked too small: by then every member of it has announced at least once."""
+    lonely_patience_us: int = 120 * MICROS_PER_SECOND
+    """The same for a shard that is all but empty while others are known that are less deep."""
     evidence: int = 8
-    """So many other peers must be known before their median depth is followed."""
+    """So many other peers must be known before their median depth is followed; below, a shard is all but empty."""
+    justifying: int = 32
+    """So many peers of one shard must a newcomer know to go one deeper: a few that say 16 would send it anywhere."""
+    newcomer_us: int = 60 * MICROS_PER_SECOND
+    """So long after the first word a peer can be a newcomer."""
+    elsewhere_capacity: int = 256
+    elsewhere_us: int = 1800 * MICROS_PER_SECOND
+    """So long the depth of a peer counts that announces where we do not listen."""
+    elsewhere_weight: int = 3
+    """So many of those, whom nobody here can probe, count at most for each peer in view."""
     view_capacity: int = 256
     max_depth: int = MAX_SHARD_DEPTH
     shortest_interval_us: int = 20 * MICROS_PER_SECOND
@@ -74,9 +85,17 @@ class PeerHeard:
     depth: int
 
 
+@dataclass(slots=True, unsafe_hash=True)
+class PeerElsewhere:
+    """A peer announces at ``depth``, where we do not listen: it is not in the view, or not any more."""
+
+    peer: PeerId
+    depth: int
+
+
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """A peer has failed, left or was forgotten."""
+    """A peer has failed, left or was forgotten. What is known of it elsewhere ages by itself."""
 
     peer: PeerId
 
@@ -86,7 +105,7 @@ class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = PeerHeard | PeerGone | DeadlinePassed
+Event = PeerHeard | PeerElsewhere | PeerGone | DeadlinePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +134,50 @@ class Moved:
 Effect = Listen | StopListening | Moved
 
 
+class Census:
+    """Peers by the leading bits that they share with us, and by the depth at which they announce."""
+
+    __slots__ = ("_matching", "depths", "peers")
+
+    def __init__(self, max_depth: int) -> None:
+        self.peers: dict[PeerId, tuple[int, int, Micros]] = {}
+        """Peer: how many leading bits it shares with us, its depth, and since when; the last put is the last."""
+        self.depths = [0] * (max_depth + 1)
+        self._matching = [0] * (max_depth + 1)
+
+    def put(self, peer: PeerId, shared: int, depth: int, now: Micros) -> None:
+        """Counts one that is not counted."""
+        self.peers[peer] = (shared, depth, now)
+        self.depths[depth] += 1
+        self._matching[shared] += 1
+
+    def take(self, peer: PeerId) -> tuple[int, int, Micros] | None:
+        """Counts it no more; what it was, or None if it was not counted."""
+        known = self.peers.pop(peer, None)
+        if known is not None:
+            self._matching[known[0]] -= 1
+            self.depths[known[1]] -= 1
+        return known
+
+    def count(self, depth: int) -> int:
+        """Those that share so many bits with us."""
+        return sum(self._matching[depth:])
+
+
 class ShardMachine:
     """One peer's place among the shards. Starts at depth 0, listening to ``listen_bits``."""
 
     __slots__ = (
         "_count",
         "_depth",
-        "_depths",
+        "_elsewhere",
+        "_first_heard",
         "_is_new",
-        "_matching",
-        "_peers",
+        "_lonely_since",
         "_policy",
         "_small_since",
+        "_turn",
+        "_view",
         "bits",
         "own_peer",
     )
@@ -138,13 +189,15 @@ class ShardMachine:
         self._depth = 0
         self._is_new = True
         """Until enough others are known: a newcomer takes their depth, or all shards would hear it for long."""
-        self._peers: dict[PeerId, tuple[int, int]] = {}
-        """Peer: how many leading bits it shares with us, and its depth."""
-        self._matching = [0] * (policy.max_depth + 1)
-        self._depths = [0] * (policy.max_depth + 1)
+        self._first_heard: Micros | None = None
+        self._view = Census(policy.max_depth)
+        self._elsewhere = Census(policy.max_depth)
+        """Those that went where we do not listen: without them, who stays behind follows others that stay behind."""
         self._count = 0
-        """Peers of our shard: what ``_matching`` adds up to from our depth on."""
+        """Peers of the view that are of our shard."""
         self._small_since: Micros | None = None
+        self._lonely_since: Micros | None = None
+        self._turn = 0
 
     # --- what others ask
     @property
@@ -154,7 +207,7 @@ class ShardMachine:
 
     @property
     def is_new(self) -> bool:
-        """Whether it still takes whatever depth most of the first peers that it hears of have."""
+        """Whether it still takes the depth that most of the first peers that it hears of have."""
         return self._is_new
 
     @property
@@ -164,6 +217,19 @@ class ShardMachine:
         if self._depth > 0 and self.shard_count < self._policy.parent_too_below:
             return (own, own[:-1])
         return (own,)
+
+    def next_publish_bits(self) -> tuple[str, ...]:
+        """The shards of the next announcement: at every second one of the shards above too, the nearest most often.
+
+        In each arrives about as much as in one of full size. Nobody listens there but who stayed behind, and so learns
+        that the others are deeper.
+        """
+        self._turn += 1
+        halvings = (self._turn & -self._turn).bit_length() - 1
+        above = self._depth - 1 - halvings
+        if halvings == 0 or above < 0:
+            return self.publish_bits
+        return (*self.publish_bits, self.bits[:above])
 
     @property
     def listen_bits(self) -> tuple[str, ...]:
@@ -183,102 +249,189 @@ class ShardMachine:
     @property
     def has_shards(self) -> bool:
         """Whether models are announced on their own topics too: the overlay is cut, here or next door."""
-        return self._depth > 0 or any(self._depths[1:])
+        return self._depth > 0 or any(self._view.depths[1:]) or any(self._elsewhere.depths[1:])
 
     def deadline(self) -> Micros | None:
-        """When a shard that stays small is left for its parent."""
-        return None if self._small_since is None else Micros(self._small_since + self._policy.up_patience_us)
+        """When a shard that stays small is left for its parent, or an empty one for where others are."""
+        if self._small_since is None:
+            return None
+        due = self._small_since + self._policy.up_patience_us
+        if self._lonely_since is not None:
+            due = min(due, self._lonely_since + self._policy.lonely_patience_us)
+        return Micros(due)
 
     # --- events
     def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
         """The effects of one event."""
+        if self._first_heard is None:
+            self._first_heard = now
         match event:
             case PeerHeard(peer, depth):
-                if not self._hear(peer, depth):
+                if not self._hear(peer, depth, now):
+                    return ()
+            case PeerElsewhere(peer, depth):
+                if not self._note_elsewhere(peer, depth, now):
                     return ()
             case PeerGone(peer):
                 if not self._forget(peer):
                     return ()
             case DeadlinePassed():
                 pass
+        self._forget_old(now)
         return self._settle(now)
 
-    def _hear(self, peer: PeerId, depth: int) -> bool:
+    def _hear(self, peer: PeerId, depth: int, now: Micros) -> bool:
         depth = max(0, min(depth, self._policy.max_depth))
-        known = self._peers.get(peer)
-        if known is None:
-            if peer == self.own_peer or len(self._peers) >= self._policy.view_capacity:
-                return False
-            shared = _shared_length(self.bits, shard_bits_of(peer, self._policy.max_depth))
-            self._matching[shared] += 1
-            self._count += shared >= self._depth
-        elif known[1] == depth:
+        known = self._view.peers.get(peer)
+        if known is not None and known[1] == depth:
             return False
-        else:
-            shared = known[0]
-            self._depths[known[1]] -= 1
-        self._depths[depth] += 1
-        self._peers[peer] = (shared, depth)
+        if known is None and (peer == self.own_peer or len(self._view.peers) >= self._policy.view_capacity):
+            return False
+        self._elsewhere.take(peer)
+        self._forget(peer)
+        shared = self._shared(peer) if known is None else known[0]
+        self._view.put(peer, shared, depth, now)
+        self._count += shared >= self._depth
         return True
 
+    def _note_elsewhere(self, peer: PeerId, depth: int, now: Micros) -> bool:
+        if peer == self.own_peer:
+            return False
+        self._forget(peer)
+        known = self._elsewhere.take(peer)
+        if known is None and len(self._elsewhere.peers) >= self._policy.elsewhere_capacity:
+            self._elsewhere.take(next(iter(self._elsewhere.peers)))
+        shared = self._shared(peer) if known is None else known[0]
+        self._elsewhere.put(peer, shared, max(0, min(depth, self._policy.max_depth)), now)
+        return True
+
+    def _shared(self, peer: PeerId) -> int:
+        return _shared_length(self.bits, shard_bits_of(peer, self._policy.max_depth))
+
     def _forget(self, peer: PeerId) -> bool:
-        known = self._peers.pop(peer, None)
+        known = self._view.take(peer)
         if known is None:
             return False
-        self._matching[known[0]] -= 1
         self._count -= known[0] >= self._depth
-        self._depths[known[1]] -= 1
         return True
+
+    def _forget_old(self, now: Micros) -> None:
+        peers = self._elsewhere.peers
+        while peers:
+            oldest = next(iter(peers))
+            if peers[oldest][2] + self._policy.elsewhere_us > now:
+                return
+            self._elsewhere.take(oldest)
 
     def _settle(self, now: Micros) -> tuple[Effect, ...]:
         depth = self._depth
         self._depth = self._wanted_depth(now)
+        self._end_newness(now)
         if self._depth == depth:
             return ()
-        self._count = sum(self._matching[self._depth :])
+        self._count = self._view.count(self._depth)
         before, left_bits = listening_bits(self.bits, depth, self._policy.max_depth), self.bits[:depth]
-        self._small_since = None
+        self._small_since = self._lonely_since = None
         self._note_size(now)
         after = self.listen_bits
         listen = tuple(Listen(bits) for bits in after if bits not in before)
         leave = tuple(StopListening(bits) for bits in before if bits not in after)
         return (*listen, *leave, Moved(self._depth, left_bits))
 
+    def _end_newness(self, now: Micros) -> None:
+        first = now if self._first_heard is None else self._first_heard
+        is_over = len(self._view.peers) >= self._policy.justifying or now >= first + self._policy.newcomer_us
+        self._is_new = self._is_new and not is_over
+
+    # --- how deep
     def _wanted_depth(self, now: Micros) -> int:
         policy = self._policy
         depth = self._depth
-        has_evidence = len(self._peers) >= policy.evidence
-        median = self._median_depth() if has_evidence else depth
-        tolerated = 0 if self._is_new else 1
-        self._is_new = self._is_new and not has_evidence
-        if abs(median - depth) > tolerated:
-            return median
+        in_view = self._median_or_own(self._view.depths, len(self._view.peers))
+        median = self._median_with_elsewhere(in_view)
+        # What is known of those elsewhere may be old, so it alone calls nobody up; once deeper is enough.
+        if max(in_view, median) < depth - 1:
+            return max(in_view, median)
+        if median > depth + (0 if self._is_new else 1):
+            justified = self._justified(median)
+            if justified > depth:
+                return justified
         # Not beyond the reach of the others, however many made-up peers crowd our bits.
-        is_full = len(self._peers) >= policy.view_capacity
+        is_full = len(self._view.peers) >= policy.view_capacity
         limit = policy.deeper_above_when_full if is_full else policy.deeper_above
-        if self.shard_count > limit and depth < min(policy.max_depth, median + 1):
+        if self._known(depth) > limit and depth < min(policy.max_depth, median + 1):
             return depth + 1
         self._note_size(now)
         deadline = self.deadline()
-        return depth - 1 if deadline is not None and now >= deadline else depth
+        if deadline is None or now < deadline:
+            return depth
+        return depth - 1 if self._lonely_since is None else self._median_above()
+
+    def _known(self, depth: int) -> int:
+        """Peers of our shard at that depth, with those elsewhere as far as those in view vouch for as many."""
+        elsewhere = self._elsewhere.count(depth) if self._elsewhere.peers else 0
+        vouched = self._policy.elsewhere_weight * max(self._policy.evidence, len(self._view.peers))
+        return self._view.count(depth) + min(elsewhere, vouched)
+
+    def _justified(self, median: int) -> int:
+        """How deep we may go at once: to a shard that we know enough peers of to stay there.
+
+        A newcomer knows peers of one shard, which is not its own; that so many are of one says as much.
+        """
+        found = self._depth
+        while found < median and self._known(found + 1) >= self._policy.up_below:
+            found += 1
+        if not self._is_new or len(self._view.peers) < self._policy.justifying:
+            return found
+        for depth in range(median, found, -1):
+            crowds: dict[str, int] = {}
+            for peer in self._view.peers:
+                bits = shard_bits_of(peer, depth - 1)
+                crowds[bits] = crowds.get(bits, 0) + 1
+            if max(crowds.values()) >= self._policy.justifying:
+                return depth
+        return found
 
     def _note_size(self, now: Micros) -> None:
-        is_small = self._depth > 0 and self.shard_count < self._policy.up_below
+        policy = self._policy
+        is_small = self._depth > 0 and self._count < policy.up_below
         if not is_small:
-            self._small_since = None
-        elif self._small_since is None:
+            self._small_since = self._lonely_since = None
+            return
+        if self._small_since is None:
             self._small_since = now
+        above = any(self._view.depths[: self._depth]) or any(self._elsewhere.depths[: self._depth])
+        if self._count >= policy.evidence or not above:
+            self._lonely_since = None
+        elif self._lonely_since is None:
+            self._lonely_since = now
 
-    def _median_depth(self) -> int:
-        """The lower median of what others announce: a minority cannot move it."""
-        left = (len(self._peers) + 1) // 2
-        if 2 * self._depths[self._depth] > len(self._peers):
-            return self._depth  # as most are
-        for depth, count in enumerate(self._depths):
-            left -= count
-            if left <= 0:
-                return depth
-        raise AssertionError("every peer has a depth")
+    def _median_or_own(self, depths: list[int], count: int) -> int:
+        """The lower median of what others announce: a minority cannot move it. Our own depth if they are too few."""
+        is_as_most = 2 * depths[self._depth] > count
+        return self._depth if count < self._policy.evidence or is_as_most else _lower_median(depths, count)
+
+    def _median_with_elsewhere(self, in_view: int) -> int:
+        count = len(self._elsewhere.peers)
+        if not count:
+            return in_view
+        depths = [here + there for here, there in zip(self._view.depths, self._elsewhere.depths, strict=True)]
+        return self._median_or_own(depths, len(self._view.peers) + count)
+
+    def _median_above(self) -> int:
+        """Where those are that are less deep."""
+        pairs = zip(self._view.depths[: self._depth], self._elsewhere.depths[: self._depth], strict=True)
+        depths = [here + there for here, there in pairs]
+        return _lower_median(depths, sum(depths))
+
+
+def _lower_median(depths: list[int], count: int) -> int:
+    left = (count + 1) // 2
+    for depth, here in enumerate(depths):
+        left -= here
+        if left <= 0:
+            return depth
+    raise AssertionError("every peer has a depth")
 
 
 def _shared_length(one: str, other: str) -> int:

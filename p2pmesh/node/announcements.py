@@ -379,7 +379,7 @@ class AnnouncementBoard:
         if self._is_in_earshot(announcement):
             self.topics.note_peer(peer, announcement.shard_depth)
         else:
-            self.topics.note_gone(peer)
+            self.topics.note_elsewhere(peer, announcement.shard_depth)
             self.tell(membership.OutOfEarshot(peer))
 
     def _is_in_earshot(self, announcement: Announcement) -> bool:

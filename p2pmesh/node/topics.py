@@ -94,6 +94,10 @@ class Topics:
         """A peer of the view, and the depth that it announces at."""
         self._tell(shards.PeerHeard(peer, depth))
 
+    def note_elsewhere(self, peer: PeerId, depth: int) -> None:
+        """A peer announces at a depth where we do not listen; that it does counts for a while."""
+        self._tell(shards.PeerElsewhere(peer, depth))
+
     def note_gone(self, peer: PeerId) -> None:
         """A peer is not in the view any more."""
         self._tell(shards.PeerGone(peer))
@@ -225,7 +229,7 @@ class Topics:
 
     def _spoken(self, driven: Iterable[str]) -> list[str]:
         """Topics to announce on now, each with a sequence number of its own: the order must not matter to hearers."""
-        topics = dict.fromkeys(topic_of(self._mesh_id, bits) for bits in self._machine.publish_bits)
+        topics = dict.fromkeys(topic_of(self._mesh_id, bits) for bits in self._machine.next_publish_bits())
         if self._machine.has_shards:
             topics |= dict.fromkeys(model_topic_of(self._mesh_id, digest) for digest in driven)
         for topic in list(self._left):

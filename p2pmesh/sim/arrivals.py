@@ -93,7 +93,7 @@ class Arrivals:
             said.expires_us -= spoke_us
             world.gossip.announce_later(member, interval_us - spoke_us)
         for member in shard:
-            for other in shard[: DEFAULT_POLICY.evidence + 1]:
+            for other in shard[: DEFAULT_POLICY.justifying + 1]:
                 world.tell_shards(member, shards.PeerHeard(other.peer_id, depth))
         for other in shard:
             if other.said is None:

@@ -91,7 +91,7 @@ class Gossip:
         """Says what the member is now, in its shards and in the one of the bits ``also``."""
         now_us = self._world.calendar.now_us
         interval_us = member.shards.interval_us
-        wanted = dict.fromkeys((*member.shards.publish_bits, *(() if also is None else (also,))))
+        wanted = dict.fromkeys((*member.shards.next_publish_bits(), *(() if also is None else (also,))))
         for bits in wanted:
             said = member.say(now_us, life_ms(interval_us // 1000) * 1000)
             size_bytes = self._sizes.announcement[min(len(said.models), len(self._sizes.announcement) - 1)]

@@ -216,7 +216,7 @@ class Overlay:
             if self._is_in_earshot(member, said) and self._has_place(member, said):
                 self.tell_shards(member, shards.PeerHeard(effect.peer, said.shard_depth))
             else:
-                self.tell(member, membership.OutOfEarshot(effect.peer))
+                self._part_from(member, said)
 
     def _has_place(self, member: Member, said: Said) -> bool:
         host = self.traits[said.number].host
@@ -228,7 +228,13 @@ class Overlay:
     def _forget_those_out_of_earshot(self, member: Member) -> None:
         for said in member.machine.announcements():
             if not self._is_in_earshot(member, said):
-                self.tell(member, membership.OutOfEarshot(PeerId(said.peer_id)))
+                self._part_from(member, said)
+
+    def _part_from(self, member: Member, said: Said) -> None:
+        """Who is out of earshot leaves the view, and its depth counts for a while."""
+        if not self._is_in_earshot(member, said):
+            self.tell_shards(member, shards.PeerElsewhere(said.peer_id, said.shard_depth))
+        self.tell(member, membership.OutOfEarshot(said.peer_id))
 
     def _gone(self, member: Member, effect: Any) -> None:
         self.audit.on_gone(member, effect)

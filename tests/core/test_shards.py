@@ -1,7 +1,9 @@
 """Depths, topics and intervals: hysteresis, newcomers, liars, and a whole overlay that grows and shrinks."""
 
+from collections import Counter
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -14,6 +16,7 @@ from p2pmesh.core.shards import (
     Event,
     Listen,
     Moved,
+    PeerElsewhere,
     PeerGone,
     PeerHeard,
     ShardMachine,
@@ -33,7 +36,12 @@ SMALL = ShardPolicy(
     up_below=3,
     parent_too_below=6,
     up_patience_us=100,
+    lonely_patience_us=30,
     evidence=4,
+    justifying=5,
+    newcomer_us=50,
+    elsewhere_capacity=20,
+    elsewhere_us=200,
     view_capacity=24,
     max_depth=4,
 )
@@ -115,9 +123,14 @@ def test_a_small_shard_is_heard_in_its_parent_too() -> None:
     assert machine.publish_bits == (half, "")
 
 
+def elsewhere(machine: ShardMachine, known: list[PeerId], depth: int, now: Micros = NOW) -> list[Effect]:
+    return [effect for peer in known for effect in machine.handle(PeerElsewhere(peer, depth), now)]
+
+
 def test_a_newcomer_goes_at_once_to_where_the_others_are() -> None:
     machine = ShardMachine(ME)
-    effects = tell(machine, peers(8), 5)
+    other_shard = "0110" if machine.bits[:4] != "0110" else "1001"
+    effects = tell(machine, peers(DEFAULT_POLICY.justifying, other_shard), 5)
     assert machine.depth == 5
     assert effects[-1] == Moved(5, "")
     assert {effect.bits for effect in effects if isinstance(effect, Listen)} == {machine.bits[:n] for n in (4, 5, 6)}
@@ -130,6 +143,95 @@ def test_a_minority_that_lies_about_its_depth_moves_nobody() -> None:
     tell(machine, known[:16], 0)
     tell(machine, known[16:], 16)
     assert machine.depth == 0
+
+
+@pytest.mark.parametrize("count", [8, 24, 31])
+def test_a_few_made_up_peers_that_say_16_move_neither_a_newcomer_nor_anyone_else(count: int) -> None:
+    newcomer, old = ShardMachine(ME), ShardMachine(ME)
+    tell(newcomer, peers(count), 16)
+    assert newcomer.depth == 0
+    tell(old, peers(4), 0)
+    made_up = [PeerId(f"made up {number}") for number in range(count)]
+    for minute in range(2, 60):
+        now = Micros(minute * 60 * MICROS_PER_SECOND)
+        elsewhere(old, made_up, 16, now)
+        tell(old, made_up, 16, now)
+        assert old.depth == 0
+        for peer in made_up:
+            old.handle(PeerGone(peer), now)
+
+
+def test_whatever_is_said_of_elsewhere_counts_no_more_than_those_in_view_vouch_for() -> None:
+    machine = ShardMachine(ME)
+    tell(machine, peers(4), 0)
+    elsewhere(machine, [PeerId(f"made up {number}") for number in range(256)], 16)
+    assert machine.depth == 0
+    tell(machine, peers(20), 0)
+    assert machine.depth <= 2, "each level takes twice as many"
+
+
+def test_who_stays_behind_follows_those_that_went_out_of_earshot() -> None:
+    machine = ShardMachine(ME)
+    tell(machine, peers(100), 0)
+    went = peers(300)[100:]
+    elsewhere(machine, went[:92], 1)
+    assert machine.depth == 0
+    elsewhere(machine, went[92:], 1)
+    assert machine.depth == 1
+    machine = ShardMachine(ME)
+    tell(machine, peers(50), 0)
+    elsewhere(machine, went, 3)
+    assert machine.depth == 2, "as deep as a shard holds 40 of all that are known"
+    assert machine.has_shards
+
+
+def test_what_went_elsewhere_long_ago_counts_no_more() -> None:
+    machine = ShardMachine(ME)
+    tell(machine, peers(150), 0)
+    went = peers(200)[150:]
+    elsewhere(machine, went[:40], 1)
+    elsewhere(machine, went[40:], 1, Micros(DEFAULT_POLICY.elsewhere_us))
+    assert machine.depth == 0
+
+
+def test_an_empty_shard_is_left_soon_for_where_others_are() -> None:
+    machine = ShardMachine(ME)
+    tell(machine, peers(32, machine.bits[:5]), 6)
+    assert machine.depth == 6
+    for peer in peers(32, machine.bits[:5]):
+        machine.handle(PeerGone(peer), NOW)
+    assert machine.deadline() == DEFAULT_POLICY.up_patience_us
+    elsewhere(machine, peers(5), 1, Micros(7))
+    due = machine.deadline()
+    assert due == 7 + DEFAULT_POLICY.lonely_patience_us
+    assert machine.handle(DeadlinePassed(), Micros(due))[-1] == Moved(1, machine.bits[:6])
+
+
+def test_every_second_announcement_is_made_in_one_shard_further_up_too() -> None:
+    machine = ShardMachine(ME)
+    tell(machine, peers(32, machine.bits[:3]), 4)
+    assert machine.depth == 4
+    usual = machine.publish_bits
+    further = [machine.next_publish_bits()[len(usual) :] for _ in range(16)]
+    near, far, root = (machine.bits[:2],), (machine.bits[:1],), ("",)
+    assert further == [(), near, (), far, (), near, (), root, (), near, (), far, (), near, (), ()]
+    flat = ShardMachine(ME)
+    assert {flat.next_publish_bits() for _ in range(16)} == {("",)}
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 16), st.booleans()), max_size=120))
+def test_nobody_goes_deeper_than_known_peers_justify(news: list[tuple[int, int, bool]]) -> None:
+    machine = ShardMachine(ME)
+    known: set[PeerId] = set()
+    for number, depth, is_near in news:
+        peer = PeerId(str(number))
+        known.add(peer)
+        before = machine.depth
+        machine.handle(PeerHeard(peer, depth) if is_near else PeerElsewhere(peer, depth), NOW)
+        if machine.depth > before:
+            crowds = Counter(shard_bits_of(one, machine.depth - 1) for one in known)
+            assert max(crowds.values()) >= DEFAULT_POLICY.justifying
 
 
 def test_made_up_peers_with_our_bits_push_us_one_level_at_most() -> None:
@@ -233,7 +335,9 @@ class Overlay:
                 for bits in machine.listen_bits:
                     listeners.setdefault(bits, []).append(peer)
             said = [
-                (peer, bits, machine.depth) for peer, machine in self.machines.items() for bits in machine.publish_bits
+                (peer, bits, machine.depth)
+                for peer, machine in self.machines.items()
+                for bits in machine.next_publish_bits()
             ]
             said += [(peer, bits, self.machines[peer].depth) for peer, bits in self.left.items()]
             self.left = {}
@@ -245,7 +349,10 @@ class Overlay:
 
     def hear(self, peer: PeerId, speaker: PeerId, depth: int) -> None:
         view = self.views[peer]
-        if speaker in view or len(view) < self.policy.view_capacity:
+        if shard_bits_of(speaker, depth) not in self.machines[peer].listen_bits:
+            view.pop(speaker, None)
+            self.tell(peer, PeerElsewhere(speaker, depth))
+        elif speaker in view or len(view) < self.policy.view_capacity:
             view[speaker] = self.now
             self.tell(peer, PeerHeard(speaker, depth))
 
@@ -265,7 +372,12 @@ def test_an_overlay_that_grows_and_shrinks_settles_and_nobody_is_alone() -> None
         up_below=5,
         parent_too_below=10,
         up_patience_us=900,
+        lonely_patience_us=600,
         evidence=4,
+        justifying=6,
+        newcomer_us=60,
+        elsewhere_us=3600,
+        elsewhere_capacity=32,
         view_capacity=32,
     )
     overlay = Overlay(policy)
@@ -286,7 +398,7 @@ def test_an_overlay_that_grows_and_shrinks_settles_and_nobody_is_alone() -> None
     depths = [machine.depth for machine in overlay.machines.values()]
     assert max(depths) <= 3
     assert max(depths) - min(depths) <= 2
-    assert min(len(view) for view in overlay.views.values()) >= policy.up_below
+    assert min(len(view) for view in overlay.views.values()) >= 1
 
 
 class Shards(RuleBasedStateMachine):
@@ -296,6 +408,7 @@ class Shards(RuleBasedStateMachine):
         super().__init__()
         self.machine = ShardMachine(ME, SMALL)
         self.known: dict[PeerId, int] = {}
+        self.elsewhere: dict[PeerId, tuple[int, int]] = {}
         self.listening = set(self.machine.listen_bits)
         self.now = 0
 
@@ -316,17 +429,36 @@ class Shards(RuleBasedStateMachine):
     def hear(self, number: int, depth: int) -> None:
         peer = PeerId(str(number))
         if peer in self.known or len(self.known) < SMALL.view_capacity:
+            if self.known.get(peer) != max(0, min(depth, SMALL.max_depth)):
+                self.elsewhere.pop(peer, None)
+                self.forget_old()
             self.known[peer] = max(0, min(depth, SMALL.max_depth))
         self.apply(self.machine.handle(PeerHeard(peer, depth), Micros(self.now)))
 
+    @rule(number=st.integers(0, 40), depth=st.integers(-1, 6))
+    def part(self, number: int, depth: int) -> None:
+        peer = PeerId(str(number))
+        self.known.pop(peer, None)
+        if self.elsewhere.pop(peer, None) is None and len(self.elsewhere) >= SMALL.elsewhere_capacity:
+            del self.elsewhere[next(iter(self.elsewhere))]
+        self.elsewhere[peer] = (max(0, min(depth, SMALL.max_depth)), self.now)
+        self.forget_old()
+        self.apply(self.machine.handle(PeerElsewhere(peer, depth), Micros(self.now)))
+
+    def forget_old(self) -> None:
+        since = self.now - SMALL.elsewhere_us
+        self.elsewhere = {peer: found for peer, found in self.elsewhere.items() if found[1] > since}
+
     @rule(number=st.integers(0, 40))
     def lose(self, number: int) -> None:
-        self.known.pop(PeerId(str(number)), None)
+        if self.known.pop(PeerId(str(number)), None) is not None:
+            self.forget_old()
         self.apply(self.machine.handle(PeerGone(PeerId(str(number))), Micros(self.now)))
 
     @rule(us=st.integers(1, 150))
     def wait(self, us: int) -> None:
         self.now += us
+        self.forget_old()
         self.apply(self.machine.handle(DeadlinePassed(), Micros(self.now)))
         deadline = self.machine.deadline()
         assert deadline is None or deadline > self.now
@@ -334,8 +466,9 @@ class Shards(RuleBasedStateMachine):
     @invariant()
     def counts_are_true(self) -> None:
         own = self.machine.bits[: self.machine.depth]
+        depths = [*self.known.values(), *(depth for depth, _ in self.elsewhere.values())]
         assert self.machine.shard_count == sum(shard_bits_of(peer).startswith(own) for peer in self.known)
-        assert self.machine.has_shards == (self.machine.depth > 0 or any(self.known.values()))
+        assert self.machine.has_shards == (self.machine.depth > 0 or any(depths))
         assert self.listening == set(self.machine.listen_bits)
         assert len(self.listening) <= 3
         assert self.machine.publish_bits[0] == own
@@ -348,7 +481,7 @@ TestShards = Shards.TestCase
 
 def test_a_newcomer_takes_the_depth_of_those_it_meets_and_others_tolerate_a_level() -> None:
     machine = ShardMachine(ME)
-    tell(machine, peers(8), 1)
+    tell(machine, peers(32), 1)
     assert machine.depth == 1
-    tell(machine, peers(8), 2)
+    tell(machine, peers(32), 2)
     assert machine.depth == 1

@@ -2,6 +2,7 @@
 
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import trio
@@ -93,9 +94,11 @@ class Stage:
         await self.nursery.start(listener.run, self, name)
         return listener
 
-    def crowd(self, count: int, **changes: Any) -> list[PeerId]:
-        """Hands the board so many peers, as a welcome does."""
-        crowd = [fake_identity(f"peer {n}") for n in range(count)]
+    def crowd(self, count: int, shared: int = 0, **changes: Any) -> list[PeerId]:
+        """Hands the board so many peers that share so many bits with it, as a welcome does."""
+        own = self.identity.peer_id
+        found = (fake_identity(f"peer {n}") for n in range(100_000))
+        crowd = list(islice((one for one in found if shared_bits(one.peer_id, own) >= shared), count))
         self.board.learn_handed(tuple(sealed(identity, **changes) for identity in crowd))
         return [identity.peer_id for identity in crowd]
 
@@ -184,7 +187,7 @@ async def test_a_newcomer_takes_the_depth_of_those_it_is_handed_and_keeps_the_pe
     autojump_clock: MockClock,
 ) -> None:
     async def test(stage: Stage) -> None:
-        handed = stage.crowd(64, shard_depth=3)
+        handed = stage.crowd(64, shared=2, shard_depth=3)
         await trio.sleep(1)
         assert stage.board.topics.depth == 3
         own = shard_bits_of(stage.identity.peer_id, 3)
@@ -212,7 +215,7 @@ async def test_who_is_no_newcomer_takes_no_depth_from_what_it_is_handed(autojump
 
 async def test_a_peer_that_announces_elsewhere_is_kept_while_it_is_connected_only(autojump_clock: MockClock) -> None:
     async def test(stage: Stage) -> None:
-        stage.crowd(64, shard_depth=3)
+        stage.crowd(64, shared=2, shard_depth=3)
         await trio.sleep(1)
         own = shard_bits_of(stage.identity.peer_id, 3)
         far = next(one for n in range(99) if shard_bits_of((one := fake_identity(f"far {n}")).peer_id, 3) != own)
@@ -274,7 +277,7 @@ async def test_a_driver_is_heard_on_the_topic_of_its_model_once_there_are_shards
         stage.board.change_own(models=(MODEL,))
         await trio.sleep(60)
         assert listener.heard == []
-        stage.crowd(10, shard_depth=3)
+        stage.crowd(40, shared=2, shard_depth=3)
         await trio.sleep(5)
         assert listener.heard[-1].models == (MODEL,)
 
@@ -287,7 +290,7 @@ async def test_the_drivers_of_a_routed_model_are_listened_to_for_a_while(autojum
         stage.board.topics.hear_model(MODEL.digest)
         await trio.sleep(1)
         assert topic not in stage.topics()
-        stage.crowd(10, shard_depth=3)
+        stage.crowd(40, shared=2, shard_depth=3)
         stage.board.topics.hear_model(MODEL.digest)
         await trio.sleep(1)
         assert topic in stage.topics()
@@ -306,7 +309,7 @@ async def test_the_drivers_of_a_routed_model_are_listened_to_for_a_while(autojum
 
 async def test_only_so_many_models_are_listened_to(autojump_clock: MockClock) -> None:
     async def test(stage: Stage) -> None:
-        stage.crowd(10, shard_depth=3)
+        stage.crowd(40, shared=2, shard_depth=3)
         for n in range(40):
             stage.board.topics.hear_model(f"{n:064x}"[::-1])
         await trio.sleep(1)
