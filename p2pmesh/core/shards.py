@@ -44,7 +44,7 @@ class ShardPolicy:
     max_depth: int = MAX_SHARD_DEPTH
     shortest_interval_us: int = 20 * MICROS_PER_SECOND
     longest_interval_us: int = 900 * MICROS_PER_SECOND
-    us_per_peer: int = 6 * MICROS_PER_SECOND
+    us_per_peer: int = 12 * MICROS_PER_SECOND
     """From a whole shard about one announcement arrives in this time."""
 
 
