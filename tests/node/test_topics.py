@@ -213,6 +213,22 @@ async def test_who_is_no_newcomer_takes_no_depth_from_what_it_is_handed(autojump
     await run_stage(test)
 
 
+async def test_made_up_peers_that_say_16_drive_no_node_of_a_small_mesh_off_its_topic(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        made_up = [fake_identity(f"made up {n}") for n in range(24)]
+        stage.board.learn_handed(tuple(sealed(one, shard_depth=16) for one in made_up))
+        assert stage.board.topics.depth == 0
+        stage.crowd(4)
+        for sequence in range(2, 8):
+            for one in made_up:
+                stage.board.learn(sealed(one, shard_depth=16, sequence=sequence))
+            await trio.sleep(60)
+        assert stage.board.topics.depth == 0
+        assert len(stage.board.others()) == 4
+
+    await run_stage(test)
+
+
 async def test_a_peer_that_announces_elsewhere_is_kept_while_it_is_connected_only(autojump_clock: MockClock) -> None:
     async def test(stage: Stage) -> None:
         stage.crowd(64, shared=2, shard_depth=3)

@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
+from collections import Counter
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership
 from p2pmesh.core.membership import MembershipMachine
+from p2pmesh.core.shards import ShardMachine, ShardPolicy
+from p2pmesh.sim import member as members
 from p2pmesh.sim.member import Member
 from p2pmesh.sim.overlay import Overlay
 from p2pmesh.sim.overlay_faults import schedule_faults
@@ -212,6 +215,36 @@ def test_an_overlay_that_grows_from_nothing_comes_together() -> None:
     world = world_of(dataclasses.replace(scenario(12), population=population), 40)
     assert all(member.machine.live_count == 39 for member in world.live)
     assert make_report(world).violations == ()
+
+
+SMALL_SHARDS = ShardPolicy(
+    deeper_above=48, deeper_above_when_full=24, up_below=10, parent_too_below=20, evidence=4, justifying=8,
+    us_per_peer=12 * SECOND_US,
+)  # fmt: skip
+
+
+def test_an_overlay_that_grows_ends_at_one_depth_and_comes_up_again_when_it_shrinks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members, "ShardMachine", partial(ShardMachine, policy=SMALL_SHARDS))
+    population = OverlayPopulation(start_window_us=90 * SECOND_US)
+    world = Overlay(dataclasses.replace(scenario(60), population=population), 300, 1)
+    depths: list[Counter[int]] = []
+
+    def shrink() -> None:
+        depths.append(Counter(member.shards.depth for member in world.live))
+        for member in tuple(world.live)[40:]:
+            world.arrivals.leave(member.number)
+
+    world.at(15 * MINUTE_US, shrink)
+    world.run()
+    depths.append(Counter(member.shards.depth for member in world.live))
+    grown, shrunk = depths
+    assert set(grown) <= {2, 3}
+    assert grown[3] >= 285
+    median = sorted(shrunk.elements())[20]
+    assert median <= 1
+    assert set(shrunk) <= {0, 1, 2}
 
 
 def test_slow_ways_cost_time_and_no_lives() -> None:
