@@ -72,7 +72,7 @@ def taken_port() -> Iterator[int]:
         (lambda path: path.mkdir(), ErrorCode.MODEL_NOT_A_FILE),
         (lambda path: path.write_bytes(b"ELF" + bytes(4096)), ErrorCode.GGUF_NOT_GGUF),
         (lambda path: path.write_bytes(b""), ErrorCode.GGUF_NOT_GGUF),
-        (lambda path: path.write_bytes(encode_gguf([text("general.architecture", "mamba")])),
+        (lambda path: path.write_bytes(encode_gguf([text("general.architecture", "bert")])),
          ErrorCode.ARCHITECTURE_UNSUPPORTED),
         (lambda path: path.write_bytes(b"GGUF" + bytes([3, 0, 0, 0]) + b"\xff" * 64), ErrorCode.GGUF_INVALID),
     ],
