@@ -544,8 +544,9 @@ async def test_gossip_is_with_admitted_peers_alone_until_they_are_dismissed(open
             while c.peer_id not in b.connected_peers():
                 await b.connection_event()
             b.admit(c.peer_id)
-            assert await next_but(b"of members", c, heard_a) == b"last"
-            assert await next_but(b"of members", a, heard_c) == b"last"
+            # What a stranger said waits; once it is admitted, that is a member's word as well.
+            assert await next_but((b"of members", b"made up"), c, heard_a) == b"last"
+            assert await next_but((b"of members", b"made up"), a, heard_c) == b"last"
             b.dismiss(c.peer_id)
             await c.publish("topic", b"made up")
             while (await hear(a, "topic", b"end", heard_b))[1] != b"end":
@@ -555,10 +556,10 @@ async def test_gossip_is_with_admitted_peers_alone_until_they_are_dismissed(open
                     assert (await heard_c.receive())[1] != b"end"
 
 
-async def next_but(skipped: bytes, publisher: Network, listener: Subscription) -> bytes:
+async def next_but(skipped: tuple[bytes, ...], publisher: Network, listener: Subscription) -> bytes:
     while True:
         _, data = await hear(publisher, "topic", b"last", listener)
-        if data != skipped:
+        if data not in skipped:
             return data
 
 
