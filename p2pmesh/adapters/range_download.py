@@ -13,6 +13,7 @@ import hashlib
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ LEAST_RANGE_BYTES = 16 * MIB
 MAX_CONNECTIONS = 16
 PARTIAL_SUFFIX = ".incomplete"
 JOURNAL_SUFFIX = ".progress"
+LOCK_RETRY_S = 1.0
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"p2d1"
 _COUNT = struct.Struct("<Q")
@@ -95,22 +97,22 @@ def download(
     """Fetches what is missing of the file and gives it its name once it is whole and right.
 
     ``note`` hears of each number of bytes that were written (from several threads), negative where bytes were thrown
-    away. Raises ``Passing`` when patience is over, ``DigestMismatch``, ``OSError`` of the disk, and whatever else
+    away, 0 as a sign of life while the file is read for its digest or another process holds it. Raises ``Passing`` when patience is over, ``DigestMismatch``, ``OSError`` of the disk, and whatever else
     ``open_range`` raises.
     """
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
-    with _Partial.alone(wanted, connections) as partial:
+    with _Partial.alone(wanted, connections, note) as partial:
         if wanted.path.exists():
             return  # another process fetched it while we waited for the lock
         was_resumed = partial.written_bytes > 0
-        if not _fill(partial, open_range, patience, note) or not partial.is_right():
+        if not _fill(partial, open_range, patience, note) or not partial.is_right(note):
             note(-partial.written_bytes)
             partial.start_over(connections=1 if partial.has_no_ranges else connections)
             if not (was_resumed or partial.has_no_ranges):
                 partial.remove()
                 raise DigestMismatch
             _fill(partial, open_range, patience, note)
-            if not partial.is_right():
+            if not partial.is_right(note):
                 partial.remove()
                 raise DigestMismatch
         partial.finish()
@@ -137,10 +139,10 @@ class _Partial:
 
     @classmethod
     @contextmanager
-    def alone(cls, wanted: Wanted, connections: int) -> "Iterator[_Partial]":
+    def alone(cls, wanted: Wanted, connections: int, note: Callable[[int], None]) -> "Iterator[_Partial]":
         """Waits until no other process fetches the same file."""
         path = wanted.path.with_name(wanted.path.name + JOURNAL_SUFFIX)
-        journal = _open_locked(path)
+        journal = _open_locked(path, note)
         try:
             partial = cls(wanted, journal, connections)
             try:
@@ -180,7 +182,7 @@ class _Partial:
         self.counts[number] += len(data)
         os.pwrite(self._journal, _COUNT.pack(self.counts[number]), _HEAD.size + _COUNT.size * number)
 
-    def is_right(self) -> bool:
+    def is_right(self, note: Callable[[int], None]) -> bool:
         """Whether every byte is here and their sha256 is the wanted one."""
         if self.written_bytes != self._wanted.size_bytes:
             return False
@@ -193,6 +195,7 @@ class _Partial:
                 return False
             digest.update(piece)
             offset += len(piece)
+            note(0)
         return digest.hexdigest() == self._wanted.digest
 
     def finish(self) -> None:
@@ -207,18 +210,29 @@ class _Partial:
         self._journal_path.unlink(missing_ok=True)
 
 
-def _open_locked(path: Path) -> int:
+def _open_locked(path: Path, note: Callable[[int], None]) -> int:
     """The journal, locked. The one who held it before may have removed it meanwhile: then a fresh one."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, note)
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _lock(descriptor: int, note: Callable[[int], None]) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(0)
+            time.sleep(LOCK_RETRY_S)
+        else:
+            return
 
 
 def _parse_journal(data: bytes, size_bytes: int) -> tuple[int, ...] | None:

@@ -1,5 +1,6 @@
 """Fetching one file over several connections: whatever breaks, what was fetched is not fetched again."""
 
+import fcntl
 import hashlib
 import os
 import random
@@ -199,6 +200,30 @@ def test_a_file_that_is_being_fetched_is_seen_to_be_in_use(tmp_path: Path) -> No
 
     fetch(tmp_path / "f", Watching(), connections=1)
     assert seen == [False, False]
+
+
+def test_there_are_signs_of_life_while_the_digest_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_download, "PIECE_BYTES", 4000)
+    heard: list[int] = []
+    download(Wanted(tmp_path / "f", len(DATA), DIGEST), 1, Server().open_range, PATIENCE, heard.append)
+    assert heard == [1000] * 40 + [0] * 10
+
+
+def test_there_are_signs_of_life_while_another_process_holds_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_download, "LOCK_RETRY_S", 0.0)
+    other = os.open(tmp_path / "f.progress", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    heard: list[int] = []
+
+    def note(count: int) -> None:
+        heard.append(count)
+        if len(heard) == 3:
+            os.close(other)
+
+    download(Wanted(tmp_path / "f", len(DATA)), 1, Server().open_range, PATIENCE, note)
+    assert heard[:4] == [0, 0, 0, 1000]
 
 
 def test_waits_grow_up_to_their_longest() -> None:
