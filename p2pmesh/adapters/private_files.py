@@ -42,9 +42,10 @@ def write_private(path: Path, data: bytes) -> None:
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
 
 
-def read_private(path: Path, max_bytes: int) -> bytes | None:
+def read_private(path: Path, max_bytes: int, *, is_ours: bool = True) -> bytes | None:
     """The bytes of a file, made private again if others could read it; None if there is none.
 
+    One that is not ours (``is_ours`` false: somebody named it, and it may be another user's) keeps its mode.
     ``ConfigError(HOME_UNUSABLE)`` for what is no regular file, is longer than ``max_bytes``, or cannot be read.
     """
     try:
@@ -58,7 +59,7 @@ def read_private(path: Path, max_bytes: int) -> bytes | None:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise ConfigError(ErrorCode.HOME_UNUSABLE, f"{path} is no regular file; move it away")
-            if facts.st_mode & 0o077:
+            if is_ours and facts.st_mode & 0o077:
                 os.fchmod(file.fileno(), 0o600)
             data = file.read(max_bytes + 1)
     except OSError as error:

@@ -57,7 +57,7 @@ def save_trust(home: Path, trust: TrustStore) -> None:
 
 def load_claim(home: Path) -> bytes | None:
     """The claim of the home's node as it was signed; None if there is none. It is not checked here."""
-    return read_claim(home / CLAIM_FILE)
+    return _read_claim(home / CLAIM_FILE, is_ours=True)
 
 
 def save_claim(home: Path, claim: bytes) -> None:
@@ -76,8 +76,15 @@ def write_claim(path: Path, claim: bytes) -> None:
 
 
 def read_claim(path: Path) -> bytes | None:
-    """The claim in a file; None if there is no file. ``ConfigError(CLAIM_INVALID)`` for what is no line of a claim."""
-    data = read_private(path, _MAX_CLAIM_FILE_BYTES)
+    """The claim in a file, which may be another user's; None if there is no file.
+
+    ``ConfigError(CLAIM_INVALID)`` for what is no line of a claim.
+    """
+    return _read_claim(path, is_ours=False)
+
+
+def _read_claim(path: Path, *, is_ours: bool) -> bytes | None:
+    data = read_private(path, _MAX_CLAIM_FILE_BYTES, is_ours=is_ours)
     if data is None:
         return None
     try:

@@ -1,6 +1,7 @@
 """The trust store and the node's claim in a home."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from p2pmesh.adapters.trust_file import (
     encode_claim_line,
     load_claim,
     load_trust,
+    read_claim,
     remove_claim,
     save_claim,
     save_trust,
@@ -122,6 +124,19 @@ def test_a_claim_is_kept_replaced_and_removed(tmp_path: Path) -> None:
     remove_claim(tmp_path)
     remove_claim(tmp_path)
     assert load_claim(tmp_path) is None
+
+
+def test_a_claim_of_another_user_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mailed"
+    path.write_text(encode_claim_line(b"one"))
+    path.chmod(0o644)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    assert read_claim(path) == b"one"
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize(
