@@ -155,9 +155,7 @@ def encode_announcement(announcement: Announcement, public_key: bytes, sign: Sig
 
 def decode_announcement(data: bytes, verify: Verify, peer_id_of: Callable[[bytes], PeerId]) -> Announcement:
     """A checked announcement (but for its time): signed by the very peer that it speaks of."""
-    if len(data) > MAX_ANNOUNCEMENT_BYTES:
-        raise RemoteProtocolError(ErrorCode.MESSAGE_TOO_LARGE, f"an announcement of {len(data)} bytes")
-    envelope = unseal(DOMAIN, data, verify)
+    envelope = unseal(DOMAIN, data, verify, MAX_ANNOUNCEMENT_BYTES, "an announcement")
     announcement = from_map(Announcement, unpack(envelope.payload, "announcement"), "announcement")
     if peer_id_of(envelope.key) != announcement.peer_id:
         raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "an announcement speaks for another peer")

@@ -109,7 +109,7 @@ def decode_invite(text: str, verify: Verify) -> Invite:
         raise _malformed("it is cut, too long, or holds characters that no invite has")
     try:
         sealed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
-        envelope = unseal(DOMAIN, sealed, verify)
+        envelope = unseal(DOMAIN, sealed, verify, MAX_INVITE_BYTES, "an invite")
         invite = from_map(Invite, _whole_map(unpack(envelope.payload, "invite"), envelope.key), "invite")
     except (binascii.Error, RemoteProtocolError):
         raise _malformed("a part of it is missing or changed") from None

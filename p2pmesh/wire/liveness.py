@@ -96,8 +96,7 @@ def encode_proof(proof: LifeProof, public_key: bytes, sign: Sign) -> bytes:
 
 def decode_proof(data: bytes, peer: PeerId, nonce: bytes, verify: Verify, peer_id_of: PeerIdOf) -> LifeProof:
     """The proof that ``peer`` answers ``nonce``; else ``RemoteProtocolError``: another's or an old one is none."""
-    _check_size(data)
-    envelope = unseal(PROOF_DOMAIN, data, verify)
+    envelope = unseal(PROOF_DOMAIN, data, verify, MAX_LIVENESS_RECORD_BYTES, "a proof of life")
     proof = from_map(LifeProof, unpack(envelope.payload, "life_proof"), "life_proof")
     if proof.peer_id != peer or peer_id_of(envelope.key) != peer:
         raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "a proof of life of another peer")
@@ -113,8 +112,7 @@ def encode_note(note: Note, public_key: bytes, sign: Sign) -> bytes:
 
 def decode_note(data: bytes, mesh_id: MeshId, verify: Verify, peer_id_of: PeerIdOf) -> Note:
     """A checked note of a mesh (but for its time), signed by its speaker; else ``RemoteProtocolError``."""
-    _check_size(data)
-    envelope = unseal(NOTE_DOMAIN, data, verify)
+    envelope = unseal(NOTE_DOMAIN, data, verify, MAX_LIVENESS_RECORD_BYTES, "a note")
     plain = unpack(envelope.payload, "note")
     kind = plain.get("kind") if isinstance(plain, dict) else None
     cls = NOTES.get(kind) if isinstance(kind, str) else None
@@ -126,10 +124,3 @@ def decode_note(data: bytes, mesh_id: MeshId, verify: Verify, peer_id_of: PeerId
     if note.mesh_id != mesh_id:
         raise RemoteProtocolError(ErrorCode.INVITE_FOREIGN, "a note of another mesh")
     return note
-
-
-def _check_size(data: bytes) -> None:
-    if len(data) > MAX_LIVENESS_RECORD_BYTES:
-        raise RemoteProtocolError(
-            ErrorCode.MESSAGE_TOO_LARGE, f"a record of {len(data)} bytes; allowed are {MAX_LIVENESS_RECORD_BYTES}"
-        )

@@ -6,7 +6,6 @@ Owns the bytes of one pass and who signed it. What a chain of them proves is ``c
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES, PeerId, is_mesh_id, is_peer_id
 from p2pmesh.base.limits import MAX_PASS_BYTES
 from p2pmesh.wire.schema import Bytes, Integer, Text, checked_map, declared, from_map, pack, unpack
@@ -46,10 +45,6 @@ def encode_pass(granted: MembershipPass, public_key: bytes, sign: Sign) -> bytes
 
 def decode_pass(data: bytes, verify: Verify, peer_id_of: Callable[[bytes], PeerId]) -> SignedPass:
     """A pass with a right signature; ``MESSAGE_TOO_LARGE``, ``MESSAGE_MALFORMED`` or ``SIGNATURE_INVALID``."""
-    if len(data) > MAX_PASS_BYTES:
-        raise RemoteProtocolError(
-            ErrorCode.MESSAGE_TOO_LARGE, f"a pass of {len(data)} bytes; allowed are {MAX_PASS_BYTES}"
-        )
-    envelope = unseal(DOMAIN, data, verify)
+    envelope = unseal(DOMAIN, data, verify, MAX_PASS_BYTES, "a pass")
     granted = from_map(MembershipPass, unpack(envelope.payload, "pass"), "pass")
     return SignedPass(granted, envelope.key, peer_id_of(envelope.key))

@@ -75,11 +75,7 @@ def decode_claim(data: bytes, verify: Verify) -> SignedClaim:
     Raises ``RemoteProtocolError`` with ``MESSAGE_TOO_LARGE``, ``MESSAGE_MALFORMED`` or ``SIGNATURE_INVALID``; its
     subclass ``ClaimVersionUnsupported`` for another version.
     """
-    if len(data) > MAX_OWNERSHIP_CLAIM_BYTES:
-        raise RemoteProtocolError(
-            ErrorCode.MESSAGE_TOO_LARGE, f"a claim of {len(data)} bytes; allowed are {MAX_OWNERSHIP_CLAIM_BYTES}"
-        )
-    envelope = unseal(DOMAIN, data, verify)
+    envelope = unseal(DOMAIN, data, verify, MAX_OWNERSHIP_CLAIM_BYTES, "a claim")
     value = unpack(envelope.payload, "claim")
     version = from_map(_Head, value, "claim").version
     if version != VERSION:

@@ -6,7 +6,6 @@ nor names, places and times can be changed under it. It has no end: contents do 
 
 from dataclasses import dataclass
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import OwnerId, is_digest, owner_id_of_key
 from p2pmesh.base.limits import MAX_PACKAGE_SIGNATURE_BYTES
 from p2pmesh.wire.schema import Integer, Text, checked_map, declared, from_map, malformed, pack, unpack
@@ -48,10 +47,7 @@ def decode_statement(data: bytes, verify: Verify) -> SignedPackage:
 
     Raises ``RemoteProtocolError`` with ``MESSAGE_TOO_LARGE``, ``MESSAGE_MALFORMED`` or ``SIGNATURE_INVALID``.
     """
-    if len(data) > MAX_PACKAGE_SIGNATURE_BYTES:
-        text = f"a signature of {len(data)} bytes; allowed are {MAX_PACKAGE_SIGNATURE_BYTES}"
-        raise RemoteProtocolError(ErrorCode.MESSAGE_TOO_LARGE, text)
-    envelope = unseal(DOMAIN, data, verify)
+    envelope = unseal(DOMAIN, data, verify, MAX_PACKAGE_SIGNATURE_BYTES, "a signature")
     statement = from_map(PackageStatement, unpack(envelope.payload, "package"), "package")
     if statement.version != VERSION:
         raise malformed("package", f"version {statement.version} is unknown to this software")

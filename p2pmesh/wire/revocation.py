@@ -44,11 +44,7 @@ def encode_revocation(revocation: Revocation, public_key: bytes, sign: Sign) -> 
 
 def decode_revocation(data: bytes, founder_key: bytes, mesh_id: MeshId, verify: Verify) -> Revocation:
     """The record of a mesh, signed by its founder; else ``RemoteProtocolError``."""
-    if len(data) > MAX_REVOCATION_BYTES:
-        raise RemoteProtocolError(
-            ErrorCode.MESSAGE_TOO_LARGE, f"a revocation of {len(data)} bytes; allowed are {MAX_REVOCATION_BYTES}"
-        )
-    envelope = unseal(DOMAIN, data, verify)
+    envelope = unseal(DOMAIN, data, verify, MAX_REVOCATION_BYTES, "a revocation")
     if envelope.key != founder_key:
         raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "a revocation that the founder did not sign")
     revocation = from_map(Revocation, unpack(envelope.payload, "revocation"), "revocation")

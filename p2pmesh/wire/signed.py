@@ -32,8 +32,14 @@ def seal(domain: bytes, payload: bytes, public_key: bytes, sign: Sign) -> bytes:
     return pack(checked_map(Envelope(payload, public_key, sign(_message(domain, payload)))))
 
 
-def unseal(domain: bytes, data: bytes, verify: Verify) -> Envelope:
-    """The envelope, its signature checked; ``MESSAGE_MALFORMED`` or ``SIGNATURE_INVALID``."""
+def unseal(domain: bytes, data: bytes, verify: Verify, limit: int, what: str) -> Envelope:
+    """The envelope of ``what``, its signature checked.
+
+    Raises ``MESSAGE_TOO_LARGE`` beyond ``limit`` bytes, ``MESSAGE_MALFORMED`` or ``SIGNATURE_INVALID``.
+    """
+    if len(data) > limit:
+        text = f"{what} of {len(data)} bytes; allowed are {limit}"
+        raise RemoteProtocolError(ErrorCode.MESSAGE_TOO_LARGE, text)
     envelope = from_map(Envelope, unpack(data, "envelope"), "envelope")
     if not verify(envelope.key, _message(domain, envelope.payload), envelope.signature):
         raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "the signature does not fit the record")
