@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import KIB, MIB, MICROS_PER_SECOND, Micros
+from p2pmesh.core.draws import Draws
 
 PROBE_BYTES = 256 * KIB
 """Of one throughput probe."""
@@ -137,8 +138,7 @@ class LinksMachine:
     def __init__(self, seed: int, policy: LinkPolicy | None = None) -> None:
         self._policy = policy or LinkPolicy()
         self._links: dict[PeerId, _Link] = {}
-        self._seed = seed
-        self._draws = 0
+        self._draws = Draws(seed)
         self._gap_us = self._policy.probe_gap_us
         self._most_credit_us = self._policy.probe_burst * self._policy.probe_gap_us
         self._credit_us = self._most_credit_us
@@ -270,17 +270,8 @@ class LinksMachine:
 
     def _jittered(self, wait_us: int) -> int:
         """``wait_us``, up to a quarter more or less."""
-        self._draws += 1
         spread = max(1, wait_us // 2)
-        return wait_us - spread // 2 + _mixed(self._seed, self._draws) % spread
-
-
-def _mixed(seed: int, draw: int) -> int:
-    """64 bits of a counter-based generator (splitmix64)."""
-    word = (seed + draw * 0x9E3779B97F4A7C15) % 2**64
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
-    return word ^ (word >> 31)
+        return wait_us - spread // 2 + self._draws.below(spread)
 
 
 # --- who may probe us ---------------------------------------------------------
