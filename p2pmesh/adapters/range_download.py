@@ -97,8 +97,8 @@ def download(
     """Fetches what is missing of the file and gives it its name once it is whole and right.
 
     ``note`` hears of each number of bytes that were written (from several threads), negative where bytes were thrown
-    away, 0 as a sign of life while the file is read for its digest or another process holds it. Raises ``Passing`` when patience is over, ``DigestMismatch``, ``OSError`` of the disk, and whatever else
-    ``open_range`` raises.
+    away, 0 as a sign of life while the file is read for its digest or another process holds it. Raises ``Passing`` when
+    patience is over, ``DigestMismatch``, ``OSError`` of the disk, and whatever else ``open_range`` raises.
     """
     wanted.path.parent.mkdir(parents=True, exist_ok=True)
     with _Partial.alone(wanted, connections, note) as partial:
