@@ -10,7 +10,6 @@ Owns the layout, and reading the cache that the hub's own tools keep (never writ
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,9 +116,7 @@ class HubCache:
         }
         with files.translated(f"cannot write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(files.temporary_name())
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            os.replace(temporary, path)
+        files.write_whole(path, json.dumps(content).encode())
 
     def _record_path(self, repository: str, commit: str) -> Path:
         return self.folder_of(repository, commit).with_name(f"{commit}.json")

@@ -210,6 +210,13 @@ def pending_file(directory: Path, disk: Disk) -> Iterator[PendingFile]:
         pending.discard()
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Puts ``data`` under ``path``: after a crash the old bytes stand there, or the new."""
+    with pending_file(path.parent, Disk()) as pending:
+        pending.write(data)
+        pending.commit(path)
+
+
 def temporary_name() -> str:
     """A fresh name that says which process will want it."""
     return f".{os.getpid()}.{_PROCESS_MARK}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"

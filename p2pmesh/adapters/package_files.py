@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from p2pmesh.adapters import model_files as files
 from p2pmesh.adapters.identity import Ed25519Verifier
+from p2pmesh.adapters.private_files import sync_directory
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import Digest, OwnerId
@@ -111,7 +112,7 @@ def build_package(
         if source.has_changed():
             raise ConfigError(ErrorCode.GGUF_INVALID, "the model changed while it was read; try again")
         fields = _sign(describe_contents(_contents(index, artifacts, options)), options.sign)
-        _write_whole(building / MANIFEST_FILE, encode_manifest(fields))
+        files.write_whole(building / MANIFEST_FILE, encode_manifest(fields))
         _publish(building, out)
     return fields
 
@@ -201,27 +202,13 @@ def _sign(fields: dict[str, Any], sign: Sign | None) -> dict[str, Any]:
     return {**fields, "signature": sign(fields["package_id"], signed_digest(fields)).hex()}
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    with files.pending_file(path.parent, files.Disk()) as pending:
-        pending.write(data)
-        pending.commit(path)
-
-
 def _publish(building: Path, out: Path) -> None:
     """Gives the package its name once the entries of its directories are on disk too."""
     with files.translated(f"cannot write {out}"):
         for folder in (building / "shared", building / "layers", building):
-            _flush_directory(folder)
+            sync_directory(folder)
         os.rename(building, out)
-        _flush_directory(out.parent)
-
-
-def _flush_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_directory(out.parent)
 
 
 # --- reading

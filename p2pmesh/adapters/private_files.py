@@ -8,15 +8,20 @@ import os
 import re
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 _DRAFT = re.compile(
-    r"\.(?:(?:node\.key|node\.claim|trust\.json|mesh\.[a-z]+|[0-9a-f]{32})\.[a-z0-9_]{8,16}|run-[a-z0-9_]{8}\.json)\Z"
+    r"\.(?:(?:node\.key|node\.claim|trust\.json|mesh\.[a-z]+|[0-9a-f]{32}|[0-9a-f]{64}\.json)\.[a-z0-9_]{8,16}"
+    r"|run-[a-z0-9_]{8}\.json)\Z"
 )
 """As ``mkstemp`` and ``adapters.identity`` name drafts. Not those of owners' keys, which homes may share."""
 _FOLDERS_OF_RECORDS = ("memberships",)
+_FOLDER_OF_CERTIFICATES = "certificates/wire"
+_CERTIFICATE_DRAFT_AGE_S = 3600.0
+"""Certificates are written without a lock, in an instant: a draft so old is nobody's."""
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -36,7 +41,7 @@ def write_private(path: Path, data: bytes) -> None:
         except BaseException:
             Path(draft).unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror or error}; check the directory's owner and space"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
@@ -80,15 +85,20 @@ def remove_private(path: Path) -> None:
 
 
 def remove_drafts(home: Path) -> None:
-    """Removes what a killed writer left in a home and its folders of records. Nobody may be writing meanwhile."""
+    """Removes what a killed writer left in a home and its folders. Nobody may be writing its records meanwhile."""
     for folder in (home, *(home / name for name in _FOLDERS_OF_RECORDS)):
-        with contextlib.suppress(OSError):  # no such folder yet, or not ours: what matters is told by who reads it
-            for path in list(folder.iterdir()):
-                if _DRAFT.match(path.name) and not path.is_dir():
-                    path.unlink(missing_ok=True)
+        _remove_drafts_in(folder, time.time())
+    _remove_drafts_in(home / _FOLDER_OF_CERTIFICATES, time.time() - _CERTIFICATE_DRAFT_AGE_S)
 
 
-def _sync_directory(directory: Path) -> None:
+def _remove_drafts_in(folder: Path, until_unix_s: float) -> None:
+    with contextlib.suppress(OSError):  # no such folder yet, or not ours: what matters is told by who reads it
+        for path in list(folder.iterdir()):
+            if _DRAFT.match(path.name) and not path.is_dir() and path.stat().st_mtime <= until_unix_s:
+                path.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
     """A rename is durable when its directory is; some file systems cannot sync one."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

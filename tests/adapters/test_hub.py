@@ -1,6 +1,8 @@
 """The hub through its child process, against a small hub on loopback that misbehaves on request."""
 
+import errno
 import hashlib
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -175,6 +177,17 @@ def test_the_hubs_own_cache_is_read_where_it_is(tmp_path: Path) -> None:
     assert (found.name, found.is_shared) == ("Model-Q4_0", True)
     assert cache.find(replace(WANTED, quant="Q8_0")) is None
     assert cache.find(replace(WANTED, revision="../../x")) is None
+
+
+def test_a_disk_that_is_full_keeps_no_half_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(P2PMeshError) as raised:
+        HubCache(tmp_path).remember(HubRecord(REPOSITORY, COMMIT, ("main",), ()))
+    assert raised.value.code is ErrorCode.DISK_FULL
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_damaged_records_are_passed_over(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -343,6 +344,18 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path: Path, monkeypat
         package_of(MODELS["llama"], tmp_path / "package")
     assert caught.value.code is ErrorCode.DISK_FULL
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_disk_that_cannot_sync_a_directory_takes_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = os.fsync
+
+    def sync_files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+    assert codes(package_of(MODELS["llama"], tmp_path / "package")) == set()
 
 
 def test_a_model_with_bytes_between_its_tensors_stays_one_file(tmp_path: Path) -> None:

@@ -58,6 +58,20 @@ def test_a_directory_that_is_a_file_is_refused_and_a_failed_write_leaves_nothing
     assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
 
 
+def test_old_drafts_of_certificates_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "certificates" / "wire"
+    folder.mkdir(parents=True)
+    old, young, whole = (
+        folder / name for name in (f".{'a' * 64}.json.abcdefgh", f".{'b' * 64}.json.abcdefgh", "c.json")
+    )
+    for path in (old, young, whole):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    os.utime(whole, (0, 0))
+    remove_drafts(tmp_path)
+    assert sorted(folder.iterdir()) == [young, whole]
+
+
 def test_drafts_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: Path) -> None:
     mesh = "0123456789abcdef" * 2
     drafts = [".node.key.0123456789abcdef", ".node.claim.abcdefgh", ".trust.json.abcdefgh", ".mesh.invites.abcdefgh"]
