@@ -5,9 +5,9 @@ objects stay in ``adapters.p2p``.
 """
 
 import contextlib
+import errno
 import os
 import secrets
-import stat
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from p2pmesh.adapters.private_files import write_private
+from p2pmesh.adapters.private_files import read_private, sync_directory, write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 
@@ -134,35 +134,20 @@ def _create_key_file(path: Path) -> None:
             os.link(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def _read_key_file(path: Path) -> Ed25519PrivateKey:
-    _keep_private(path)
-    with path.open("rb") as file:
-        pem = file.read(MAX_KEY_FILE_BYTES + 1)
+    pem = read_private(path, MAX_KEY_FILE_BYTES)
+    if pem is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     try:
-        key = load_pem_private_key(pem[:MAX_KEY_FILE_BYTES], password=None)
+        key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _garbled(path) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise _garbled(path)
     return key
-
-
-def _keep_private(path: Path) -> None:
-    """Takes away what others may do with the key file; refuses it if it is not ours to repair."""
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise _garbled(path)
-    if not facts.st_mode & 0o077:
-        return
-    try:
-        path.chmod(0o600)
-    except OSError as error:
-        raise ConfigError(
-            ErrorCode.HOME_UNUSABLE,
-            f"others can read the node key {path} and its mode cannot be changed; run: chmod 600 {path}",
-        ) from error
 
 
 def _garbled(path: Path) -> ConfigError:

@@ -1,6 +1,7 @@
 """The node key on disk, and signatures."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_the_key_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert load_or_create_identity(home).peer_id == first.peer_id
     assert (home / KEY_FILE_NAME).stat().st_mode & 0o777 == 0o600
     assert os.listdir(home) == [KEY_FILE_NAME]
+
+
+def test_a_new_key_is_on_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    load_or_create_identity(tmp_path)
+    assert synced == [False, True]
+
+
+def test_a_key_in_the_form_of_a_pipe_hangs_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / KEY_FILE_NAME)
+    with pytest.raises(ConfigError, match="no regular file"):
+        load_or_create_identity(tmp_path)
 
 
 def test_the_peer_id_is_the_one_libp2p_derives() -> None:
