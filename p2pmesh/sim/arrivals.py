@@ -211,8 +211,7 @@ class Arrivals:
     def _connect(self, member: Member, other: Member) -> None:
         self._shake_hands(member, other)
         for one, two in ((member, other), (other, member)):
-            one.connections[two.number] = None
-            one.connected_since[two.number] = self._world.now_us
+            one.connections[two.number] = self._world.now_us
             self._admit(one, two)
         for one, two in ((member, other), (other, member)):
             if two.said is not None:
@@ -263,10 +262,10 @@ class Arrivals:
 
     def _disconnect(self, member: Member, number: int) -> None:
         """The member learns that a connection is gone."""
-        if number not in member.connections:
+        since_us = member.connections.pop(number, None)
+        if since_us is None:
             return
-        del member.connections[number]
-        self._pay_pings(member, member.connected_since.pop(number))
+        self._pay_pings(member, since_us)
         if not member.is_up:
             return
         peer_id = self._world.traits[number].peer_id
@@ -281,7 +280,7 @@ class Arrivals:
 
     def settle_pings(self, member: Member) -> None:
         """Charges the connections that still stand."""
-        for since_us in member.connected_since.values():
+        for since_us in member.connections.values():
             self._pay_pings(member, since_us)
 
     # --- ends -------------------------------------------------------------------------

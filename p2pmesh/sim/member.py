@@ -82,8 +82,7 @@ class Member:
     """One run of a peer. ``handle`` is membership's, at hand for the loop that calls it millions of times."""
 
     __slots__ = (
-        "admission", "announce_at", "connected_since", "connections", "failed", "handle", "hosts", "incarnation",
-        "is_joined",
+        "admission", "announce_at", "connections", "failed", "handle", "hosts", "incarnation", "is_joined",
         "is_up", "machine", "models", "number", "peer_id", "records",
         "records_wake_us", "relays", "reported", "said", "seed", "sequence", "shard_wake_us",
         "shards", "started_us", "topics", "traits", "viewed", "wake_us",
@@ -109,8 +108,8 @@ class Member:
         self.sequence = 0
         self.said: Said | None = None
         self.models = () if traits.model is None else (traits.model,)
-        self.connections: dict[int, None] = {}
-        self.connected_since: dict[int, int] = {}
+        self.connections: dict[int, int] = {}
+        """Whom it is connected to, by number, and since when."""
         self.failed: dict[int, int] = {}
         """Peers that this one held failed or gone, with the incarnation; for the audit."""
         self.relays: tuple[int, ...] = ()
