@@ -164,21 +164,18 @@ class Audit:
     def _check_sybils(self) -> None:
         world = self._world
         made_up = {traits.peer_id for traits in world.traits if traits.host != traits.number}
+        hosts = {traits.host for traits in world.traits if traits.host != traits.number}
         if not made_up:
             return
         for member in world.live:
             views = member.machine.announcements()
-            if len(views) < 20 or any(traits == member.number for traits in self._hosts):
+            if len(views) < 20 or member.number in hosts:
                 continue
             share = 100 * sum(said.peer_id in made_up for said in views) // len(views)
             if member.number == self.victim:
                 self.victim_sybil_share = max(self.victim_sybil_share, share)
             else:
                 self.most_sybil_share = max(self.most_sybil_share, share)
-
-    @property
-    def _hosts(self) -> tuple[int, ...]:
-        return tuple({traits.host for traits in self._world.traits if traits.host != traits.number})
 
     def _check_forgotten(self, ended: Member) -> None:
         """Five minutes after an end nobody believes in it."""
