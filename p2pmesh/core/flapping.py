@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.allowance import spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,13 @@ class FlappingMachine:
 
     def __init__(self, policy: FlappingPolicy | None = None) -> None:
         self._policy = policy or FlappingPolicy()
-        self._used_until: dict[PeerId, int] = {}
+        self._used_until: dict[PeerId, Micros] = {}
 
     def is_excess(self, peer: PeerId, now: Micros) -> bool:
         """Counts one admission; whether it is beyond the budget. An excess takes nothing from the budget."""
-        policy = self._policy
-        used_until = max(now, self._used_until.pop(peer, now)) + policy.refill_us
-        is_excess = used_until - now > policy.burst * policy.refill_us
-        self._used_until[peer] = used_until - policy.refill_us if is_excess else used_until
-        if len(self._used_until) > policy.capacity:
+        used_until = self._used_until.pop(peer, now)
+        spent = spend(used_until, now, self._policy.refill_us, self._policy.burst)
+        self._used_until[peer] = used_until if spent is None else spent
+        if len(self._used_until) > self._policy.capacity:
             del self._used_until[next(iter(self._used_until))]
-        return is_excess
+        return spent is None

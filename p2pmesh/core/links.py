@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import KIB, MIB, MICROS_PER_SECOND, Micros
+from p2pmesh.core.allowance import spend
 from p2pmesh.core.draws import Draws
 
 PROBE_BYTES = 256 * KIB
@@ -291,17 +292,17 @@ class ProbeGate:
     def __init__(self, allowance: ProbeAllowance | None = None) -> None:
         self._allowance = allowance or ProbeAllowance()
         self._last: dict[PeerId, Micros] = {}
-        self._free_at: Micros = Micros(0)
+        self._full_at: Micros = Micros(0)
 
     def admit_probe(self, peer: PeerId, now: Micros, *, is_busy: bool) -> bool:
         """Takes the probe into account if it is let in."""
         allowance = self._allowance
         last = self._last.get(peer)
         is_early = last is not None and now - last < allowance.per_peer_us
-        used = max(self._free_at, now)
-        if is_busy or is_early or used - now > (allowance.burst - 1) * allowance.gap_us:
+        full_at = spend(self._full_at, now, allowance.gap_us, allowance.burst)
+        if is_busy or is_early or full_at is None:
             return False
-        self._free_at = Micros(used + allowance.gap_us)
+        self._full_at = full_at
         self._last.pop(peer, None)
         self._last[peer] = now
         if len(self._last) > allowance.capacity:

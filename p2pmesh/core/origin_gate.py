@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.allowance import spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ class OriginGate:
         while len(self._origins) >= self._policy.capacity:
             del self._origins[next(iter(self._origins))]
         self._origins[origin] = known
-        full_at = max(now, known.full_at) + self._policy.us_per_message
-        if freshness <= known.freshness or full_at - now > self._policy.burst * self._policy.us_per_message:
+        full_at = spend(known.full_at, now, self._policy.us_per_message, self._policy.burst)
+        if freshness <= known.freshness or full_at is None:
             return False
         known.freshness = freshness
-        known.full_at = Micros(full_at)
+        known.full_at = full_at
         return True
