@@ -11,6 +11,7 @@ Layout::
     HOME/cache/hub/…                files fetched from the hub (``hub_cache``)
     HOME/cache/models/<name>.gguf   models joined from the parts that pip installs
     HOME/cache/stages/<digest>.gguf stages cut here or received, named by their sha256
+    HOME/cache/quarantine/…         damaged files that were put aside (``quarantine``)
     HOME/cache/ledger.json          digests and cuts remembered
 
 Quota: before a stage is written, the least recently used ones go until the new one fits into ``quota_bytes`` and onto
@@ -100,11 +101,13 @@ class _Holds:
         return digest in self._counts
 
     def take(self, digest: Digest, *paths: Path) -> None:
-        """One holder more of the files at ``paths``."""
+        """One holder more of the files at ``paths``. Waits for the disk, so not with the lock that ``drop`` takes."""
+        claimed = claim(paths)
         with self._lock:
             self._counts[digest] = self._counts.get(digest, 0) + 1
             if not self._claims.get(digest):
-                self._claims[digest] = claim(paths)
+                self._claims[digest], claimed = claimed, []
+        end_claim(claimed)
 
     def drop(self, digest: Digest) -> None:
         """One holder less; nothing happens where there is none."""
@@ -216,7 +219,7 @@ class DiskModelStore:
             if is_package(Path(model.path)):
                 async with self._locks.holding(model.digest):
                     return await self._run(lambda: self._kept_artifact(model.digest) or self._write_model(model))
-            self.keep(model)
+            await self.keep(model)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         key = f"{model.digest}:{layers.start}:{layers.end}:{STAGE_FORMAT}"
         async with self._locks.holding(key):
@@ -229,9 +232,9 @@ class DiskModelStore:
         async with self._locks.holding(digest):
             return await self._run(lambda: self._artifact_or_model(digest))
 
-    def keep(self, model: ModelFile) -> None:
+    async def keep(self, model: ModelFile) -> None:
         """Takes a hold on a whole model, to be given back with ``release``."""
-        self._holds.take(model.digest, *paths_of_model(Path(model.path)))
+        await self._run(lambda: self._hold_model(model))
 
     def release(self, digest: Digest) -> None:
         """Gives back one hold; without any left the quota may take the file."""
@@ -383,6 +386,9 @@ class DiskModelStore:
 
     # --- blocking parts of stages
 
+    def _hold_model(self, model: ModelFile) -> None:
+        self._holds.take(model.digest, *paths_of_model(Path(model.path)))
+
     def _cut_or_recall(self, key: str, model: ModelFile, layers: LayerRange) -> StageArtifact:
         digest = self._ledger.cut(key)
         kept = self._kept_artifact(digest) if digest is not None else None
@@ -456,7 +462,7 @@ class DiskModelStore:
     def _artifact_or_model(self, digest: Digest) -> StageArtifact | None:
         model = self._unchanged_model(digest)
         if model is not None and not is_package(Path(model.path)):
-            self.keep(model)
+            self._hold_model(model)
             return StageArtifact(model.path, model.digest, model.size_bytes)
         return self._kept_artifact(digest)
 

@@ -265,7 +265,7 @@ class _Command:
             self._options.cuts,
         )
         model = await self._obtain(node, reference)
-        self._models.store.keep(model)
+        await self._models.store.keep(model)
         try:
             await node.serve_model(model, with_clearance(options, model, reference, self._options.home))
         finally:
