@@ -4,6 +4,7 @@ Owns mode, atomicity and durability; what the bytes mean is for those who write 
 """
 
 import contextlib
+import math
 import os
 import re
 import stat
@@ -87,7 +88,7 @@ def remove_private(path: Path) -> None:
 def remove_drafts(home: Path) -> None:
     """Removes what a killed writer left in a home and its folders. Nobody may be writing its records meanwhile."""
     for folder in (home, *(home / name for name in _FOLDERS_OF_RECORDS)):
-        _remove_drafts_in(folder, time.time())
+        _remove_drafts_in(folder, math.inf)
     _remove_drafts_in(home / _FOLDER_OF_CERTIFICATES, time.time() - _CERTIFICATE_DRAFT_AGE_S)
 
 
