@@ -14,7 +14,7 @@ from p2pmesh.core.records import KeysChanged, Provide
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.directory import PARALLEL, STALE_PERCENT
 from p2pmesh.sim.member import NEVER, Member
-from p2pmesh.sim.recorder import MESH_ID
+from p2pmesh.sim.peer import MESH_ID
 from p2pmesh.sim.scenario import SECOND_US
 from p2pmesh.sim.surroundings import Surroundings
 from p2pmesh.sim.traffic import DHT_REQUEST_BYTES, DHT_RESPONSE_BYTES, DIAL_BYTES, IDENTIFY_BYTES, STREAM_BYTES, Cause

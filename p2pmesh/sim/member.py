@@ -6,6 +6,7 @@ Signatures, passes and proofs are outcomes here, not bytes. What ``node`` does a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
@@ -38,7 +39,19 @@ class Said:
         """By the speaker's wall clock."""
 
 
-def says_something_new(before: Said, after: Said) -> bool:
+class _Advertised(Protocol):
+    """What others act on, of a real announcement or of one here."""
+
+    @property
+    def shard_depth(self) -> int:
+        """In which shard."""
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """What is served."""
+
+
+def says_something_new(before: _Advertised, after: _Advertised) -> bool:
     """Whether others here act on the difference."""
     return before.shard_depth != after.shard_depth or before.models != after.models
 

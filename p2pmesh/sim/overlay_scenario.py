@@ -6,7 +6,8 @@ of peers.
 
 from dataclasses import dataclass
 
-from p2pmesh.sim.scenario import DAY_US, MINUTE_US, PER_MILLION, SECOND_US, Crash, Partition, ranged, required
+from p2pmesh.sim.chance import PER_MILLION
+from p2pmesh.sim.scenario import DAY_US, MINUTE_US, SECOND_US, Crash, Partition, ranged, required
 
 
 @dataclass(frozen=True, slots=True)

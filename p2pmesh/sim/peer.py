@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from p2pmesh.base.errors import ErrorCode
-from p2pmesh.base.ids import PeerId
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_PEERS
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, membership
@@ -21,7 +21,7 @@ from p2pmesh.wire.announcement import LIFE_MS, SHORTEST_INTERVAL_MS, Announcemen
 
 LIFE_US = LIFE_MS * 1000
 REPEAT_US = SHORTEST_INTERVAL_MS * 1000
-MESH_ID = "5" * 32
+MESH_ID = MeshId("5" * 32)
 _LETTERS = "abcdefghij"
 
 

@@ -6,16 +6,16 @@ The recording holds the events of the peer's last run, deadlines included; ``sim
 from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.base.ids import MeshId, PeerId
+from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.admission import AdmissionMachine
 from p2pmesh.core.membership import AnnouncementReceived, Effect, Event, MembershipMachine
-from p2pmesh.sim.member import Member, Said
+from p2pmesh.sim.member import Member, Said, says_something_new
+from p2pmesh.sim.peer import MESH_ID
 from p2pmesh.sim.replay import Recorded, decode_recording, encode_recording, recorded_setup, replay
 from p2pmesh.wire.announcement import Announcement, ServedModel
 
 MAX_RECORDED = 1_000_000
-MESH_ID = MeshId("5" * 32)
 
 
 class Recorder:
@@ -76,8 +76,4 @@ def _membership_of(setup: dict[str, Any]) -> MembershipMachine[Announcement]:
     own_peer, seed = setup.get("own_peer", "me"), setup.get("seed", 0)
     if not isinstance(own_peer, str) or type(seed) is not int:
         raise ConfigError(ErrorCode.CONFIG_INVALID, "line 1 of the recording: own_peer is text, seed a whole number")
-    return MembershipMachine(PeerId(own_peer), seed=seed, is_change=_says_something_new)
-
-
-def _says_something_new(before: Announcement, after: Announcement) -> bool:
-    return before.shard_depth != after.shard_depth or before.models != after.models
+    return MembershipMachine(PeerId(own_peer), seed=seed, is_change=says_something_new)

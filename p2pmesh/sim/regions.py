@@ -3,7 +3,7 @@
 Peers go by their numbers. Bytes are ``sim.traffic``'s, who runs is ``sim.overlay``'s.
 """
 
-from p2pmesh.sim.chance import PER_MILLION, Draws, mixed
+from p2pmesh.sim.chance import mixed
 from p2pmesh.sim.overlay_scenario import RegionLinks
 
 
@@ -69,8 +69,3 @@ class Regions:
                 self._slow[number] = delay_us
             else:
                 self._slow.pop(number, None)
-
-
-def is_chosen(seed: int, what: str, number: int, per_million: int) -> bool:
-    """Whether a peer is among ``per_million`` of all, for a purpose of that name."""
-    return Draws(seed, f"{what} {number}").below(PER_MILLION) < per_million

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2pmesh.base.quantities import GIB
+from p2pmesh.sim.chance import PER_MILLION
 
 SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 DAY_US = 24 * 60 * MINUTE_US
-PER_MILLION = 1_000_000
 MAX_SIMULATED_PEERS = 100_000
 
 

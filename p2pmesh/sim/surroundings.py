@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from p2pmesh.base.ids import PeerId
 from p2pmesh.core import membership, shards
 from p2pmesh.sim.calendar import Calendar
 from p2pmesh.sim.chance import Draws
@@ -117,9 +116,6 @@ class Surroundings(Protocol):
 
     def answering(self, number: int) -> Member | None:
         """Who answers for a key now."""
-
-    def add_peer(self, peer_id: PeerId | None = None, host: int | None = None) -> int:
-        """One more key."""
 
     def at(self, when_us: int, action: Callable[[], None]) -> None:
         """Something that happens once."""

@@ -11,6 +11,7 @@ from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 
+from p2pmesh.sim.peer import MESH_ID
 from p2pmesh.wire.announcement import Announcement, HeldModel, Link, ServedModel, encode_announcement, peer_hash_of
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.membership_pass import MembershipPass, encode_pass
@@ -88,7 +89,7 @@ def _announcement_bytes(models: int) -> int:
     addresses = ("/ip4/203.0.113.207/tcp/44001", "/ip6/2001:db8:85a3::8a2e:370:7334/tcp/44001")
     served = ServedModel("TinyLlama-1.1B-Chat-v1.0-Q4_K_M", "0" * 64, b"0" * 16, 2, 4096)
     announcement = Announcement(
-        peer_id, "5" * 32, "a peer of someone", "0.1.0", now_ms, 200, now_ms, addresses, 2**34, 2**33,
+        peer_id, MESH_ID, "a peer of someone", "0.1.0", now_ms, 200, now_ms, addresses, 2**34, 2**33,
         (served,) * models, issued_unix_ms=now_ms, interval_ms=624_000, shard_depth=6, is_dht_server=True,
         engine="llama.cpp cpu", lanes=4, lanes_free=3, decode_tokens_per_s_milli=15_000,
         on_disk=(HeldModel(served.name, served.digest),) * models,
@@ -99,7 +100,7 @@ def _announcement_bytes(models: int) -> int:
 
 
 def _a_pass(peer_id: str, now_ms: int) -> bytes:
-    granted = MembershipPass("5" * 32, peer_id, b"0" * 16, now_ms, now_ms + PASS_LIFE_MS)
+    granted = MembershipPass(MESH_ID, peer_id, b"0" * 16, now_ms, now_ms + PASS_LIFE_MS)
     return encode_pass(granted, b"0" * 32, lambda _: b"0" * 64)
 
 
