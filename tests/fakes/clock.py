@@ -22,10 +22,6 @@ class FakeClock:
         """Both clocks go on by the same time."""
         self._now += micros
 
-    def step_wall_clock(self, *, milliseconds: int) -> None:
-        """Somebody sets the wall clock; monotonic time does not notice."""
-        self._unix_ms_at_zero += milliseconds
-
 
 class FakeEntropy:
     """Implements ``ports.clock.Entropy``: the same bytes for the same seed."""
