@@ -70,6 +70,7 @@ def test_what_must_hold_holds_under_every_fault(name: str, peers: int, seed: int
 def test_digests_are_as_pinned_and_do_not_depend_on_the_order_of_hashing() -> None:
     pinned = json.loads(DIGESTS.read_text(encoding="utf-8"))
     assert digests() == pinned, "a machine decides otherwise: see why, then python -m tests.sim.regenerate"
+    assert len(set(pinned.values())) == len(pinned)
     environment = {**os.environ, "PYTHONHASHSEED": "4242"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
