@@ -5,21 +5,16 @@ mean something. Peers are real node processes with real libp2p streams between t
 """
 
 import json
-import os
-import shutil
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import TextIO
 
 import trio
 
@@ -28,13 +23,12 @@ from p2pmesh.adapters.llama.plain_loop import measure_plain_decode
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.app.bench_engine import measure_engine_decode, whole_model_spec
+from p2pmesh.app.bench_nodes import BenchNodes, open_nodes
 from p2pmesh.app.config import BenchDecodeOptions
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.ports.models import ModelFile
 
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 300.0
 MAX_LINE_CHARACTERS = 1 << 20
 REPEATS = 5
@@ -110,8 +104,8 @@ class _DecodeBench:
 
             await add("one engine", measure)
         for peers in self._options.peers:
-            with ExitStack() as stack:
-                api_url = await trio.to_thread.run_sync(self._start_peers, stack, peers)
+            async with open_nodes(self._scratch, self._engine_cache) as nodes:
+                api_url = await self._start_peers(nodes, peers)
                 name = f"{peers} peer{'s' if peers > 1 else ''} over libp2p"
                 await add(name, partial(self._measure_api, api_url))
         return tuple(rows)
@@ -142,35 +136,18 @@ class _DecodeBench:
         )
 
     async def _measure_api(self, api_url: str) -> float:
-        return await trio.to_thread.run_sync(self._read_stream, api_url)
+        return await trio.to_thread.run_sync(self._read_stream, api_url, abandon_on_cancel=True)
 
     # --- peers -----------------------------------------------------------------
-    def _start_peers(self, stack: ExitStack, peers: int) -> str:
+    async def _start_peers(self, nodes: BenchNodes, peers: int) -> str:
         """Starts a founder that coordinates and ``peers - 1`` joiners; the founder's API URL once all is ready."""
-        founder = stack.enter_context(self._peer("founder", "--model", self.model.path, "--split", str(peers)))
-        url = founder.wait("listening")["api_url"]
-        invite = founder.wait("invite")["invite"]
+        founder = await nodes.start("founder", "--model", self.model.path, "--split", str(peers))
+        url = (await founder.wait_for("listening"))["api_url"]
+        invite = str((await founder.wait_for("invite"))["invite"])
         for number in range(1, peers):
-            stack.enter_context(self._peer(f"joiner{number}", "--join", invite))
-        founder.wait("pipeline_ready")
+            await nodes.start(f"joiner{number}", "--join", invite)
+        await founder.wait_for("pipeline_ready")
         return str(url)
-
-    @contextmanager
-    def _peer(self, name: str, *arguments: str) -> Iterator["_PeerProcess"]:
-        home = self._scratch / name
-        engine_cache = home / "cache" / "engine"
-        if self._engine_cache.is_dir() and not engine_cache.exists():
-            shutil.copytree(self._engine_cache, engine_cache)  # what was measured about this machine stays true
-        command = [
-            sys.executable, "-m", "p2pmesh", "up", "--home", str(home), "--name", name, "--port", "0",
-            "--console-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", "--log-format", "json", *arguments,
-        ]  # fmt: skip
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
-            peer = _PeerProcess(process)
-            try:
-                yield peer
-            finally:
-                peer.stop()
 
     def _read_stream(self, api_url: str) -> float:
         """Tokens per second between the first and the last token of a stream."""
@@ -212,36 +189,3 @@ def _rate(times: list[float], expected: int) -> float:
         text = f"the model stopped after {len(times)} tokens; take another --model or fewer --tokens"
         raise Refused(ErrorCode.INTERNAL, text)
     return (len(times) - 1) / (times[-1] - times[0])
-
-
-class _PeerProcess:
-    """A node process and its events."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        assert process.stdout is not None
-        self._stdout: IO[str] = process.stdout
-        self._deadline = time.monotonic() + START_TIMEOUT_S
-
-    def wait(self, name: str) -> dict[str, Any]:
-        """The next event of this name; raises if the node ends, fails or is too slow."""
-        while time.monotonic() < self._deadline:
-            line = self._stdout.readline(MAX_LINE_CHARACTERS)
-            if not line:
-                break
-            event: dict[str, Any] = json.loads(line)
-            if event.get("event") == name:
-                return event
-            if event.get("event") == "error":
-                raise Refused(ErrorCode.INTERNAL, f"a peer of the benchmark failed: {event.get('message')}")
-        raise Refused(
-            ErrorCode.DEADLINE_EXCEEDED, f"a peer of the benchmark gave no {name} event; see its output above"
-        )
-
-    def stop(self) -> None:
-        """Ends the node, gently first."""
-        self._process.terminate()
-        try:
-            self._process.communicate(timeout=STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()

@@ -6,29 +6,23 @@ minute. At the end one node is killed and started again under its id.
 """
 
 import json
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import trio
 
+from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess, open_nodes
 from p2pmesh.app.config import BenchOverlayOptions
-from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.errors import Refused
 from p2pmesh.base.quantities import KIB
-from p2pmesh.node.failures import unwrapped
 
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 20.0
 SETTLE_S = 30.0
 """After the last peer has joined, before anything counts."""
 GRACE_S = 10.0
@@ -39,10 +33,6 @@ MAX_TRACED = 500_000
 """Gossip events that are kept, over all nodes."""
 MEDIAN_BAR_MS = 2000
 CPU_BAR = 0.02
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-Event = Mapping[str, Any]
 
 
 def run_overlay(options: BenchOverlayOptions, out: TextIO) -> int:
@@ -64,55 +54,6 @@ def run_overlay(options: BenchOverlayOptions, out: TextIO) -> int:
 def _write(out: TextIO, line: str) -> None:
     out.write(line + "\n")
     out.flush()
-
-
-# --- a node -------------------------------------------------------------------
-@dataclass
-class _NodeProcess:
-    """One node, its events but for gossip's, and what it used when it was last looked at."""
-
-    name: str
-    home: Path
-    process: trio.Process
-    events: list[Event] = field(default_factory=list)
-    has_ended: bool = False
-    _changed: trio.Event = field(default_factory=trio.Event)
-
-    def add(self, event: Event) -> None:
-        """Keeps an event and wakes whoever waits for it."""
-        self.events.append(event)
-        self._wake()
-
-    def end(self) -> None:
-        """Its output is over."""
-        self.has_ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
-    async def wait_for(self, name: str) -> Event:
-        """The first event of a name; ``Refused`` if the node ends or is too slow."""
-        with trio.move_on_after(START_TIMEOUT_S):
-            while True:
-                found = next((event for event in self.events if event["event"] == name), None)
-                if found is not None:
-                    return found
-                if self.has_ended:
-                    break
-                await self._changed.wait()
-        told = [event.get("message") for event in self.events if event["event"] == "error"]
-        raise Refused(ErrorCode.INTERNAL, f"{self.name} gave no {name} event: {told or 'see its output above'}")
-
-    def usage(self) -> tuple[float, int] | None:
-        """CPU seconds so far and resident bytes; None when it is gone."""
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-            resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-        except OSError:
-            return None
-        return (int(stat[11]) + int(stat[12])) / _TICKS_PER_S, resident
 
 
 # --- gossip, put together ------------------------------------------------------
@@ -200,40 +141,28 @@ class _OverlayBench:
         self._options = options
         self._scratch = scratch
         self._show = show
-        self._nodes: dict[str, _NodeProcess] = {}
         self._ledger = GossipLedger()
         self._cpu: dict[str, list[float]] = {}
         self._resident: dict[str, list[int]] = {}
 
     async def run(self) -> dict[str, Any]:
         """The report; whatever happens, no process is left."""
-        with unwrapped():
-            return await self._run()
+        async with open_nodes(self._scratch) as nodes:
+            return await self._measure(nodes)
 
-    async def _run(self) -> dict[str, Any]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_at_signal)
-            try:
-                report = await self._measure(nursery)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await self._stop_all()
-            nursery.cancel_scope.cancel()
-        return report
-
-    async def _measure(self, nursery: trio.Nursery) -> dict[str, Any]:
+    async def _measure(self, nodes: BenchNodes) -> dict[str, Any]:
         began = time.monotonic()
-        founder = await self._start(nursery, "peer-0", ())
+        founder = await self._start(nodes, "peer-0")
         invite = str((await founder.wait_for("invite"))["invite"])
-        await self._start_joiners(nursery, invite)
+        await self._start_joiners(nodes, invite)
         joining_s = time.monotonic() - began
-        self._show(f"{len(self._nodes)} peers joined in {joining_s:.0f} s")
+        self._show(f"{len(nodes.by_name)} peers joined in {joining_s:.0f} s")
         await trio.sleep(SETTLE_S)
         start_ms = _now_ms()
-        await self._sample_for(self._options.minutes)
-        names = tuple(self._nodes)
+        await self._sample_for(nodes, self._options.minutes)
+        names = tuple(nodes.by_name)
         deliveries = self._ledger.deliveries(names, start_ms, _now_ms() - int(GRACE_S * 1000))
-        restart = await self._restart(nursery, names[-1], invite) if len(names) > 1 else None
+        restart = await self._restart(nodes, names[-1], invite) if len(names) > 1 else None
         return {
             "peers": len(names),
             "minutes": self._options.minutes,
@@ -245,70 +174,45 @@ class _OverlayBench:
         }
 
     # --- starting and stopping
-    async def _start_joiners(self, nursery: trio.Nursery, invite: str) -> None:
+    async def _start_joiners(self, nodes: BenchNodes, invite: str) -> None:
         """A few at a time: starting costs seconds of CPU each."""
         limiter = trio.CapacityLimiter(STARTING_AT_ONCE)
 
         async def join(name: str) -> None:
             async with limiter:
-                await (await self._start(nursery, name, ("--join", invite))).wait_for("joined")
+                await (await self._start(nodes, name, "--join", invite)).wait_for("joined")
 
         async with trio.open_nursery() as joining:
             for number in range(1, self._options.peers):
                 joining.start_soon(join, f"peer-{number}")
 
-    async def _start(self, nursery: trio.Nursery, name: str, arguments: Sequence[str]) -> _NodeProcess:
-        home = self._scratch / name
-        command = [
-            sys.executable, "-m", "p2pmesh", "up", "--home", str(home), "--name", name, "--port", "0",
-            "--console-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", "--log-format", "json", "--max-memory", "0",
-            "--trace-gossip", *arguments,
-        ]  # fmt: skip
-        process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        node = self._nodes[name] = _NodeProcess(name, home, process)
-        nursery.start_soon(self._follow, node)
-        return node
+    async def _start(self, nodes: BenchNodes, name: str, *arguments: str) -> NodeProcess:
+        return await nodes.start(
+            name, "--max-memory", "0", "--trace-gossip", *arguments, keeps=partial(self._sort, name)
+        )
 
-    async def _follow(self, node: _NodeProcess) -> None:
-        assert node.process.stdout is not None
-        rest = b""
-        async for data in node.process.stdout:
-            *lines, rest = (rest + bytes(data)).split(b"\n")
-            for line in lines:
-                event = json.loads(line)
-                if event["event"].startswith("gossip_"):
-                    self._ledger.add(node.name, event)
-                else:
-                    node.add(event)
-        node.end()
-
-    async def _stop_all(self) -> None:
-        for node in self._nodes.values():
-            if node.process.poll() is None:
-                node.process.send_signal(signal.SIGTERM)
-        with trio.move_on_after(STOP_TIMEOUT_S):
-            for node in self._nodes.values():
-                await node.process.wait()
-        for node in self._nodes.values():
-            if node.process.poll() is None:
-                node.process.kill()
-                await node.process.wait()
+    def _sort(self, name: str, event: Event) -> bool:
+        """Gossip goes into the ledger; whatever else a node tells is kept."""
+        is_gossip = event["event"].startswith("gossip_")
+        if is_gossip:
+            self._ledger.add(name, event)
+        return not is_gossip
 
     # --- what an idle node costs
-    async def _sample_for(self, minutes: int) -> None:
-        last = {name: node.usage() for name, node in self._nodes.items()}
+    async def _sample_for(self, nodes: BenchNodes, minutes: int) -> None:
+        last = {name: node.usage() for name, node in nodes.by_name.items()}
         looked_at = time.monotonic()
         for minute in range(1, minutes + 1):
             await trio.sleep(SAMPLE_S)
             elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
-            now = {name: node.usage() for name, node in self._nodes.items()}
+            now = {name: node.usage() for name, node in nodes.by_name.items()}
             for name, used in now.items():
                 before = last[name]
                 if used is not None and before is not None:
                     self._cpu.setdefault(name, []).append((used[0] - before[0]) / elapsed_s)
                     self._resident.setdefault(name, []).append(used[1])
             last = now
-            self._show(f"minute {minute}: {_shown_idle(self._idle(tuple(self._nodes)))}")
+            self._show(f"minute {minute}: {_shown_idle(self._idle(tuple(nodes.by_name)))}")
 
     def _idle(self, names: Sequence[str]) -> dict[str, Any] | None:
         """CPU as a share of a core and memory in KiB, per minute: the median over these nodes, and the worst one."""
@@ -329,19 +233,19 @@ class _OverlayBench:
         }
 
     # --- a restart under the same id
-    async def _restart(self, nursery: trio.Nursery, name: str, invite: str) -> dict[str, Any]:
+    async def _restart(self, nodes: BenchNodes, name: str, invite: str) -> dict[str, Any]:
         """Kills a node and starts it again at once: when it has joined, is heard by all others, and hears."""
-        self._nodes[name].process.kill()
-        await self._nodes[name].process.wait()
+        nodes.by_name[name].process.kill()
+        await nodes.by_name[name].process.wait()
         killed_ms = _now_ms()
-        node = await self._start(nursery, name, ("--join", invite))
+        node = await self._start(nodes, name, "--join", invite)
         try:
             await node.wait_for("joined")
         except Refused as error:  # a figure like any other: what was measured before must not be lost with it
             return {"error": error.message, "output": list(node.events)[-10:]}
         joined_ms = _now_ms()
         await trio.sleep(max(SETTLE_S, 3 * GRACE_S))
-        others = [other for other in self._nodes if other != name]
+        others = [other for other in nodes.by_name if other != name]
         ours = set(self._ledger.published_by(name, killed_ms))
 
         def heard_at(other: str) -> int | None:
@@ -358,13 +262,6 @@ class _OverlayBench:
             "heard_by_all_after_joining_ms": max(heard) - joined_ms if len(heard) == len(others) else None,
             "hears_after_joining_ms": None if hears is None else hears - joined_ms,
         }
-
-
-async def _end_at_signal() -> None:
-    """A benchmark that is told to stop leaves no node behind either."""
-    with trio.open_signal_receiver(signal.SIGTERM) as received:
-        async for _ in received:
-            raise Refused(ErrorCode.CANCELLED, "the benchmark was told to stop; its nodes have ended")
 
 
 def _now_ms() -> int:
