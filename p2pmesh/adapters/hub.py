@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import trio
 
 from p2pmesh.adapters import model_files as files
+from p2pmesh.adapters.child_environment import child_environment
 from p2pmesh.adapters.hub_cache import FetchedModel, HubCache, HubFile, HubRecord, is_commit, parse_file
 from p2pmesh.adapters.range_download import fetched_bytes
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
@@ -212,7 +213,7 @@ class Hub:
 def _environment(settings: HubSettings) -> dict[str, str]:
     """Ours, with what the library reads at its import: our endpoint, and nothing told or shown beside the job."""
     return {
-        **os.environ,
+        **child_environment(),
         ENDPOINT_VARIABLE: settings.endpoint,
         OFFLINE_VARIABLE: "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -5,14 +5,14 @@ What is concluded from the evidence is the caller's affair.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from p2pmesh.adapters.child_environment import engine_environment
 from p2pmesh.adapters.llama.binding import PINNED_VERSION
 from p2pmesh.adapters.llama.certify_child import Outcome
 from p2pmesh.adapters.llama.exits import last_line_of
@@ -75,16 +75,12 @@ def _run_child(
     try:
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_SECONDS, check=False,
-            env=_environment(),
+            env={**engine_environment(), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         return _read(error.stdout or b"", todo, found, _TOO_LONG)
     cause = _cause(ended.returncode, ended.stderr)
     return _read(ended.stdout, todo, found, cause)
-
-
-def _environment() -> Mapping[str, str]:
-    return dict(os.environ) | {"OMP_NUM_THREADS": "1"}
 
 
 def _read(output: bytes, todo: Sequence[int], found: dict[int, Outcome], cause: str) -> str:

@@ -13,12 +13,12 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
 
+from p2pmesh.adapters.child_environment import engine_environment
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.adapters.llama.link import EngineLink
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
@@ -72,7 +72,7 @@ class LlamaEngineLauncher:
     async def _launch(self, spec: EngineSpec) -> AsyncIterator[Engine]:
         threads = self._options.threads or len(os.sched_getaffinity(0))
         findings = await self._probe(spec, threads)
-        child = await _start_child(_environment(findings.spin_count))
+        child = await _start_child(engine_environment(findings.spin_count))
         failure: EngineError | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -105,7 +105,7 @@ class LlamaEngineLauncher:
             cache_directory=self._options.cache_directory,
         )
         async with self._probing:  # two probes at once would measure each other
-            return await trio.to_thread.run_sync(probe, request, _environment(None))
+            return await trio.to_thread.run_sync(probe, request, engine_environment())
 
 
 def _load_fields(spec: EngineSpec, options: LauncherOptions, threads: int, findings: ProbeFindings) -> dict[str, Any]:
@@ -124,20 +124,6 @@ def _load_fields(spec: EngineSpec, options: LauncherOptions, threads: int, findi
         "use_extra_buffers": findings.use_extra_buffers,
         "notes": list(findings.notes),
     }
-
-
-def _environment(spin_count: int | None) -> dict[str, str]:
-    """The node's environment and what the child's libraries read at their start."""
-    environment = dict(os.environ)
-    environment["GGML_NO_BACKTRACE"] = "1"  # its backtrace starts a debugger that would outlive the child
-    environment["PYTHONPATH"] = os.pathsep.join((_package_root(), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    if spin_count is not None:
-        environment["GOMP_SPINCOUNT"] = str(spin_count)
-    return environment
-
-
-def _package_root() -> str:
-    return str(Path(__file__).resolve().parents[3])
 
 
 class _Child:

@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from p2pmesh.adapters.child_environment import engine_environment
 
 _TIMEOUT_SECONDS = 600.0
 _BATCH_TOKENS = 256
@@ -21,14 +22,13 @@ def measure_plain_decode(path: str, prompt_tokens: int, decode_tokens: int, thre
     Blocks for as long as it takes, at most ten minutes; raises ``subprocess.SubprocessError`` when the loop fails.
     """
     arguments = [path, prompt_tokens, decode_tokens, threads or len(os.sched_getaffinity(0))]
-    environment = dict(os.environ) | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     finished = subprocess.run(
         [sys.executable, "-m", "p2pmesh.adapters.llama.plain_loop", json.dumps(arguments)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=_TIMEOUT_SECONDS,
         check=True,
-        env=environment,
+        env=engine_environment(),
     )
     return float(json.loads(finished.stdout)["tokens_per_second"])
 

@@ -9,16 +9,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from p2pmesh.adapters.child_environment import engine_environment
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.base.errors import EngineError, ErrorCode
 from p2pmesh.core.wire_certificate import CutRecord, WireFigures
 from p2pmesh.wire.dtype import WireDtype
 
 TRIAL_TIMEOUT_S = 3600.0
-_SPIN_COUNT = "300"
+_SPIN_COUNT = 300
 """Short, because a trial is not alone on the machine: OpenMP's default made it fifty times slower beside other work."""
 
 
@@ -44,7 +44,7 @@ def run_wire_trial(request: WireTrialRequest, cut: int) -> tuple[CutRecord, str]
             capture_output=True,
             timeout=TRIAL_TIMEOUT_S,
             check=False,
-            env=_environment(),
+            env=engine_environment(_SPIN_COUNT),
         )
     except subprocess.TimeoutExpired:
         text = f"the trial of layer {cut} took longer than {TRIAL_TIMEOUT_S:.0f} s; measure fewer tokens"
@@ -65,9 +65,3 @@ def _record(answer: Mapping[str, Any], cut: int) -> CutRecord:
     figures = {WireDtype(int(number)): WireFigures(**item) for number, item in answer["figures"].items()}
     floor = WireFigures(**answer["floor"])
     return CutRecord(cut, answer["tokens"], answer["perplexity"], answer["largest_magnitude"], floor, figures)
-
-
-def _environment() -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join((root, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    return dict(os.environ) | {"PYTHONPATH": path, "GGML_NO_BACKTRACE": "1", "GOMP_SPINCOUNT": _SPIN_COUNT}
