@@ -50,6 +50,8 @@ MAX_ARTIFACT_CHUNK_BYTES = MIB
 MAX_ARTIFACT_BYTES = 1024 * GIB
 MAX_LINK_PROBE_BYTES = 256 * KIB
 MAX_LINK_CHUNK_BYTES = 32 * KIB
+MAX_LINK_RTT_US = 2**32
+MAX_LINK_BYTES_PER_S = 2**48
 MAX_TWIN_ANNOUNCEMENTS = 2
 MAX_CHAT_MESSAGES = 4096
 MAX_STOP_SEQUENCES = 4
@@ -63,6 +65,10 @@ MAX_ERROR_TEXT_BYTES = 512
 MAX_BEGIN_BODY_BYTES = 64 * KIB
 PREFILL_CHUNK_TOKENS = 256
 PREFILL_CREDITS = 4
+
+# signed records
+CLOCK_SKEW_MS = 30_000
+"""What clocks of two machines may differ by: so long before its beginning and after its end a record still holds."""
 
 # the overlay
 MAX_PEERS = 10_000

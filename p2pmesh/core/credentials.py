@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
-from p2pmesh.base.limits import MAX_PASSES, PROTOCOL_GENERATION
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_PASSES, PROTOCOL_GENERATION
 from p2pmesh.base.quantities import UnixMillis, format_age
 from p2pmesh.core.ownership import (
     OpenedClaim,
@@ -24,7 +24,7 @@ from p2pmesh.core.ownership import (
     judge_claim,
 )
 from p2pmesh.wire.invite import Invite, is_expired
-from p2pmesh.wire.membership_pass import CLOCK_SKEW_MS, LIFE_MS, MembershipPass, SignedPass
+from p2pmesh.wire.membership_pass import LIFE_MS, MembershipPass, SignedPass
 from p2pmesh.wire.requirements import MeshRequirements
 from p2pmesh.wire.revocation import Revocation
 

@@ -13,6 +13,7 @@ after its own start, beyond the skew of clocks, *and* a sequence that it saw gro
 from dataclasses import dataclass
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 
 
@@ -20,7 +21,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 class WatchPolicy:
     """When a sign is proof, and when a twin is taken for gone."""
 
-    skew_ms: int = 30_000
+    skew_ms: int = CLOCK_SKEW_MS
     """Clocks may differ by this much; also bounds an echo that a wrong clock dated ahead."""
     grown_us: int = 3 * MICROS_PER_SECOND
     """Between two hearings of a sequence that grows: two echoes of one dead process come closer together."""

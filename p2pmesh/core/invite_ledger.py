@@ -9,9 +9,9 @@ from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import MeshId, PeerId, is_mesh_id, is_peer_id
-from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_USES, MAX_REVOKED
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_USES, MAX_REVOKED
 from p2pmesh.core.credentials import Refusal, RefusalReason
-from p2pmesh.wire.invite import CLOCK_SKEW_MS, Invite
+from p2pmesh.wire.invite import Invite
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.revocation import Revocation
 from p2pmesh.wire.schema import Boolean, Integer, ListOf, Record, Text, declared, is_line

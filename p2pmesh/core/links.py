@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.quantities import KIB, MIB, MICROS_PER_SECOND, Micros
+from p2pmesh.base.limits import MAX_LINK_BYTES_PER_S, MAX_LINK_PROBE_BYTES, MAX_LINK_RTT_US
+from p2pmesh.base.quantities import MIB, MICROS_PER_SECOND, Micros
 from p2pmesh.core.allowance import spend
 from p2pmesh.core.draws import Draws
 
-PROBE_BYTES = 256 * KIB
+PROBE_BYTES = MAX_LINK_PROBE_BYTES
 """Of one throughput probe."""
-MAX_RTT_US = 2**32
-MAX_THROUGHPUT_BYTES_PER_S = 2**48
 UNKNOWN_ONE_WAY_US = 50_000
 """What the planner charges for a hop that nobody has measured: between a near and a far peer."""
 
@@ -174,7 +173,7 @@ class LinksMachine:
         """The rate at which half of the weight of all recent transfers is reached, slowest first."""
         recent = [sample for sample in link.transfers if now - sample[2] <= self._policy.transfer_life_us]
         weighed = sorted(
-            (min(MAX_THROUGHPUT_BYTES_PER_S, size * MICROS_PER_SECOND // elapsed), self._weight(size))
+            (min(MAX_LINK_BYTES_PER_S, size * MICROS_PER_SECOND // elapsed), self._weight(size))
             for size, elapsed, _ in recent or list(link.transfers)[-1:]
         )
         half, reached = sum(weight for _, weight in weighed), 0
@@ -217,7 +216,7 @@ class LinksMachine:
             return
         if link is None or link.is_relayed != is_relayed:
             link = self._links[peer] = self._new_link(is_relayed, now)
-        link.round_trips.append(min(max(0, rtt_us), MAX_RTT_US))
+        link.round_trips.append(min(max(0, rtt_us), MAX_LINK_RTT_US))
         link.measured_at = now
 
     def _new_link(self, is_relayed: bool, now: Micros) -> _Link:

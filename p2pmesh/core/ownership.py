@@ -12,9 +12,8 @@ from types import MappingProxyType
 
 from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.base.ids import OwnerId, PeerId, is_owner_id, is_peer_id
-from p2pmesh.base.limits import MAX_NODE_LABEL_BYTES, MAX_REVOCATIONS, MAX_TRUSTED_OWNERS
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_NODE_LABEL_BYTES, MAX_REVOCATIONS, MAX_TRUSTED_OWNERS
 from p2pmesh.wire.ownership import (
-    CLOCK_SKEW_MS,
     RENEWAL_MS,
     ClaimVersionUnsupported,
     OwnershipClaim,

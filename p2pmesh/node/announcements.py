@@ -12,6 +12,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import (
+    CLOCK_SKEW_MS,
     MAX_ANNOUNCED_FILES,
     MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENTS_PER_MESSAGE,
@@ -35,7 +36,6 @@ from p2pmesh.wire.announcement import (
     encode_announcement,
     life_ms,
 )
-from p2pmesh.wire.invite import CLOCK_SKEW_MS
 
 MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
 """Announcements in one message leave room for what stands beside them."""

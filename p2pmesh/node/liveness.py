@@ -12,6 +12,7 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId
+from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import membership
 from p2pmesh.core.conduct import Offence
@@ -25,7 +26,6 @@ from p2pmesh.node.reporting import Report
 from p2pmesh.ports.network import Subscription
 from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.control import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
-from p2pmesh.wire.invite import CLOCK_SKEW_MS
 from p2pmesh.wire.liveness import (
     NOTE_LIFE_MS,
     DownReport,

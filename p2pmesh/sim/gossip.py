@@ -8,6 +8,7 @@ with real peers; here a topic reaches all of its listeners on the publisher's si
 
 from typing import Any
 
+from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership
 from p2pmesh.core.membership import AnnouncementReceived, DownReported, LeavingHeard
@@ -24,7 +25,7 @@ HOP_US = 20_000
 DEGREE = 6
 REPEATS_US = (2 * SECOND_US, 10 * SECOND_US)
 """After a change an announcement is said again: gossip is lossy, most of all on a topic that has just been joined."""
-SKEW_US = 30 * SECOND_US
+SKEW_US = CLOCK_SKEW_MS * 1000
 
 
 class News:

@@ -15,6 +15,8 @@ from p2pmesh.base.limits import (
     MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENT_BYTES,
     MAX_LANES,
+    MAX_LINK_BYTES_PER_S,
+    MAX_LINK_RTT_US,
     MAX_NAME_BYTES,
     MAX_OWNERSHIP_CLAIM_BYTES,
     MAX_PASS_BYTES,
@@ -101,8 +103,8 @@ class Link:
 
     peer_hash: bytes = declared(Bytes(PEER_HASH_BYTES, PEER_HASH_BYTES))
     """``peer_hash_of`` the other."""
-    rtt_us: int = declared(Integer(0, 2**32))
-    throughput_bytes_per_s: int = declared(Integer(0, 2**48))
+    rtt_us: int = declared(Integer(0, MAX_LINK_RTT_US))
+    throughput_bytes_per_s: int = declared(Integer(0, MAX_LINK_BYTES_PER_S))
     is_relayed: bool = declared(Boolean())
 
 

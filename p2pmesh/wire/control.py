@@ -41,6 +41,7 @@ from p2pmesh.base.limits import (
     MAX_VARINT_BYTES,
 )
 from p2pmesh.wire.announcement import PEER_ID_SHAPE
+from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.generation import MAX_SEED
 from p2pmesh.wire.schema import (
     Bytes,
@@ -161,7 +162,7 @@ class LoadStage:
     needed_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
     context_tokens: int = declared(Integer(16, 2**24))
     lanes: int = declared(Integer(1, MAX_LANES))
-    wire_dtype: int = declared(Integer(1, 6))
+    wire_dtype: int = declared(Integer(int(WireDtype.F32), int(max(WireDtype))))
 
     def __post_init__(self) -> None:
         if self.index >= len(self.stages):

@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId, is_peer_id
-from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_BYTES, MAX_INVITE_USES
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_ADDRESS_BYTES, MAX_ADDRESSES, MAX_INVITE_BYTES, MAX_INVITE_USES
 from p2pmesh.base.quantities import UnixMillis, format_age
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 from p2pmesh.wire.schema import (
@@ -35,7 +35,6 @@ from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 PREFIX = "p2pmesh2-"
 DOMAIN = b"p2pmesh-invite-v2"
 LIFE_MS = 24 * 3600 * 1000
-CLOCK_SKEW_MS = 30_000
 
 _BODY = re.compile(r"[A-Za-z0-9_-]+\Z")
 _TIME = Integer(0, 2**53)

@@ -13,7 +13,6 @@ from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 DOMAIN = b"p2pmesh-pass-v1"
 LIFE_MS = 30 * 24 * 3600 * 1000
-CLOCK_SKEW_MS = 30_000
 
 _TIME = Integer(0, 2**53)
 

@@ -19,7 +19,6 @@ LIFE_MS = 168 * 3600 * 1000
 LONGEST_LIFE_MS = 720 * 3600 * 1000
 RENEWAL_MS = 36 * 3600 * 1000
 """A claim is renewed from this long before its end."""
-CLOCK_SKEW_MS = 30_000
 
 _TIME = Integer(0, 2**53)
 _VERSION = Integer(1, 2**31)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import OwnerId, PeerId, owner_id_of_key
-from p2pmesh.base.limits import MAX_PASSES
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_PASSES
 from p2pmesh.core import credentials
 from p2pmesh.core.credentials import CODES, Refusal, RefusalReason, Shown, Terms
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy, TrustStore
-from p2pmesh.wire.invite import CLOCK_SKEW_MS, LIFE_MS, Invite
+from p2pmesh.wire.invite import LIFE_MS, Invite
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.membership_pass import MembershipPass, SignedPass
 from p2pmesh.wire.ownership import OwnershipClaim, SignedClaim

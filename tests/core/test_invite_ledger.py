@@ -8,10 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.core import invite_ledger
 from p2pmesh.core.credentials import Refusal, RefusalReason
 from p2pmesh.core.invite_ledger import MAX_COUNTED_USES, MAX_ISSUED, InviteLedger
-from p2pmesh.wire.invite import CLOCK_SKEW_MS, LIFE_MS, Invite
+from p2pmesh.wire.invite import LIFE_MS, Invite
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.revocation import Revocation
 from p2pmesh.wire.schema import from_map, pack, to_map, unpack

@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_LINK_BYTES_PER_S, MAX_LINK_RTT_US
 from p2pmesh.base.quantities import MIB, MICROS_PER_SECOND, Micros
 from p2pmesh.core.links import (
-    MAX_RTT_US,
-    MAX_THROUGHPUT_BYTES_PER_S,
     NO_LINKS,
     PROBE_BYTES,
     UNKNOWN_ONE_WAY_US,
@@ -311,9 +310,9 @@ class Links(RuleBasedStateMachine):
         estimates = dict(self.machine.estimates(self.now))
         assert {peer: estimate.is_relayed for peer, estimate in estimates.items()} == self.paths
         for estimate in estimates.values():
-            assert 0 <= estimate.rtt_us <= MAX_RTT_US
-            assert 0 <= estimate.jitter_us <= MAX_RTT_US
-            assert 0 <= estimate.throughput_bytes_per_s <= MAX_THROUGHPUT_BYTES_PER_S
+            assert 0 <= estimate.rtt_us <= MAX_LINK_RTT_US
+            assert 0 <= estimate.jitter_us <= MAX_LINK_RTT_US
+            assert 0 <= estimate.throughput_bytes_per_s <= MAX_LINK_BYTES_PER_S
             assert estimate.measured_at <= self.now
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.wire import announcement, begin, control, generation, invite, membership_pass, revocation, stage
 from p2pmesh.wire.schema import pack, to_map
 from p2pmesh.wire.signed import seal
@@ -143,7 +144,7 @@ def invites() -> Case:
         left = {name: value for name, value in plain.items() if name != missing}
         lines[f"payload without {missing}"] = armour(sealed_invite(left))
     invalid = [{"name": name, "invite": text, "error": "invite_malformed"} for name, text in lines.items()]
-    late = INVITE.expires_unix_ms + invite.CLOCK_SKEW_MS + 1
+    late = INVITE.expires_unix_ms + CLOCK_SKEW_MS + 1
     invalid.append({"name": "expired", "invite": line, "now_unix_ms": late, "error": "invite_expired"})
     strict = replace(INVITE, requirements=TERMS, max_uses=1, relay_addresses=(f"{ADDRESSES[0]}/p2p/{JOINER.peer_id}",))
     valid = [

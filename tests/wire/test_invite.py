@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from p2pmesh.base.limits import MAX_INVITE_BYTES
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_INVITE_BYTES
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.wire.invite import (
-    CLOCK_SKEW_MS,
     DOMAIN,
     Invite,
     check_invite_time,

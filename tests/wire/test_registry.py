@@ -117,13 +117,13 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
     assert REGISTRY["domains"]["invite"] == invite.DOMAIN.decode()
     assert REGISTRY["domains"]["membership_pass"] == membership_pass.DOMAIN.decode()
     assert REGISTRY["domains"]["revocation"] == revocation.DOMAIN.decode()
-    assert REGISTRY["pass"] == {"life_ms": membership_pass.LIFE_MS, "clock_skew_ms": membership_pass.CLOCK_SKEW_MS}
+    assert REGISTRY["pass"] == {"life_ms": membership_pass.LIFE_MS, "clock_skew_ms": limits.CLOCK_SKEW_MS}
     assert REGISTRY["domains"]["announcement"] == announcement.DOMAIN.decode()
     assert REGISTRY["domains"]["provider"] == records.DOMAIN.decode()
     assert REGISTRY["invite"] == {
         "prefix": invite.PREFIX,
         "life_ms": invite.LIFE_MS,
-        "clock_skew_ms": invite.CLOCK_SKEW_MS,
+        "clock_skew_ms": limits.CLOCK_SKEW_MS,
     }
     assert REGISTRY["announcement"] == {
         "shortest_interval_ms": announcement.SHORTEST_INTERVAL_MS,
@@ -153,7 +153,7 @@ def test_claims_live_as_the_registry_says() -> None:
         "life_ms": ownership.LIFE_MS,
         "longest_life_ms": ownership.LONGEST_LIFE_MS,
         "renewal_ms": ownership.RENEWAL_MS,
-        "clock_skew_ms": ownership.CLOCK_SKEW_MS,
+        "clock_skew_ms": limits.CLOCK_SKEW_MS,
         "statuses": list(OwnershipStatus),
         "policies": list(TrustPolicy),
     }
