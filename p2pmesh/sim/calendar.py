@@ -1,7 +1,7 @@
 """Time for a million small things: a calendar of short days, each a list that becomes a heap when it comes.
 
-``sim.scheduler`` holds actions and is exact in the same way; its one heap of closures costs three times as much per
-entry. An entry is ``(when, order, kind, peer, detail)``: two that are due at once run in the order of their entry.
+An entry is ``(when, order, kind, peer, detail)``: two that are due at once run in the order of their entry. One heap of
+closures would be as exact and costs three times as much per entry. ``sim.scheduler`` is a face of it for actions.
 """
 
 from heapq import heapify, heappop, heappush
@@ -14,13 +14,22 @@ deadline, anything else."""
 Entry = tuple[int, int, int, int, Any]
 
 
-class Calendar:
-    """Entries by time in microseconds. ``day_us`` only changes what it costs, never the order."""
+class RunawayError(RuntimeError):
+    """A scenario took more steps, or held more waiting entries, than its bound, or would stand still for ever."""
 
-    def __init__(self, day_us: int = 50_000) -> None:
+
+class Calendar:
+    """Entries by time in microseconds. ``day_us`` only changes what it costs, never the order.
+
+    The bounds are some hundred times what ten thousand peers take in 70 minutes.
+    """
+
+    def __init__(self, day_us: int = 50_000, max_taken: int = 2_000_000_000, max_waiting: int = 20_000_000) -> None:
         self.now_us = 0
         self.taken = 0
         self._day_us = day_us
+        self._max_taken = max_taken
+        self._max_waiting = max_waiting
         self._days: dict[int, list[Entry]] = {}
         self._coming: list[int] = []
         self._today = 0
@@ -31,6 +40,8 @@ class Calendar:
         """Enters something; a time that has passed means now."""
         if when_us < self.now_us:
             when_us = self.now_us
+        if self._order - self.taken >= self._max_waiting:
+            raise RunawayError(f"{len(self)} actions wait at {self.now_us} us")
         self._order = order = self._order + 1
         number = when_us // self._day_us
         if number <= self._today:
@@ -54,10 +65,12 @@ class Calendar:
             heapify(heap)
         if heap[0][0] > end_us:
             return None
+        if self.taken >= self._max_taken:
+            raise RunawayError(f"more than {self._max_taken} steps by {self.now_us} us")
         entry = heappop(heap)
         self.now_us = entry[0]
         self.taken += 1
         return entry
 
     def __len__(self) -> int:
-        return len(self._heap) + sum(len(day) for day in self._days.values())
+        return self._order - self.taken

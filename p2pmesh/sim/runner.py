@@ -5,10 +5,11 @@ The trio runner in ``node`` keeps the same promises; a contract test feeds both 
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from p2pmesh.base.quantities import Micros
-from p2pmesh.sim.scheduler import RunawayError, Scheduler
+from p2pmesh.sim.calendar import RunawayError
+from p2pmesh.sim.scheduler import Scheduler
 
 E = TypeVar("E")
 F = TypeVar("F")
@@ -24,6 +25,13 @@ class Machine(Protocol[EventIn, EffectOut]):
 
     def deadline(self) -> Micros | None:
         """When the deadline event is due."""
+
+
+def check_deadline_moved(machine: Machine[Any, Any], now_us: int) -> None:
+    """A machine that keeps a deadline of which it was told would be woken for ever at the same time."""
+    due = machine.deadline()
+    if due is not None and due <= now_us:
+        raise RunawayError(f"{type(machine).__name__} keeps a deadline that passed at {due} us")
 
 
 Note = Callable[[Micros, object, tuple[object, ...]], None]
@@ -93,12 +101,7 @@ class MachineRunner(Generic[E, F]):
         due = self._machine.deadline()
         if due is not None and due <= self._scheduler.now:
             self.post(self._deadline_event)
-            self._check_deadline_moved()
+            if not self._is_stopped:
+                check_deadline_moved(self._machine, self._scheduler.now)
         else:
             self._arm()
-
-    def _check_deadline_moved(self) -> None:
-        """A machine that keeps a deadline which has passed would be woken for ever at the same time."""
-        due = self._machine.deadline()
-        if due is not None and due <= self._scheduler.now and not self._is_stopped:
-            raise RunawayError(f"{type(self._machine).__name__} keeps a deadline that passed at {due} us")

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2pmesh.base.quantities import Micros
+from p2pmesh.sim.calendar import RunawayError
 from p2pmesh.sim.runner import MachineRunner
-from p2pmesh.sim.scheduler import RunawayError, Scheduler
+from p2pmesh.sim.scheduler import Scheduler
 
 
 @dataclass

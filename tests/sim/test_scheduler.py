@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 
 from p2pmesh.base.quantities import Micros
-from p2pmesh.sim.scheduler import RunawayError, Scheduler
+from p2pmesh.sim.calendar import RunawayError
+from p2pmesh.sim.scheduler import Scheduler
 
 
 def test_actions_run_by_time_and_then_in_the_order_of_their_scheduling() -> None:
