@@ -11,6 +11,7 @@ answers reads from old copies and looks up every bucket at once. Its messages, d
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
@@ -172,6 +173,15 @@ class _BoundedProviders(ProviderStore):
         self._key_counts = counts
 
 
+@dataclass(frozen=True, slots=True)
+class _ParsedServer:
+    """What a server announced; ``info`` is None where none of its addresses can be dialled."""
+
+    peer_id: ID
+    addresses: tuple[str, ...]
+    info: PeerInfo | None
+
+
 class RecordTable:
     """The provider records of one node; silent until ``serve``.
 
@@ -191,6 +201,7 @@ class RecordTable:
         self._started = trio.Event()
         self._meetings = trio.CapacityLimiter(MET_AT_ONCE)
         self._busy: dict[ID, int] = {}
+        self._parsed: dict[PeerId, _ParsedServer] = {}
         self._kad_host = _KadHost(host, self._open_to)
         kad_host = cast(IHost, self._kad_host)
         self._kad = KadDHT(
@@ -294,16 +305,26 @@ class RecordTable:
         """The table holds exactly the admitted servers, at the addresses that they announce."""
         if self._peers is None:
             return
-        now = {libp2p_id(server.peer): server for server in self._peers.record_servers()}
+        self._parsed = {server.peer: self._parse(server) for server in self._peers.record_servers()}
+        now = {server.peer_id: server.info for server in self._parsed.values()}
         for gone in self._kad_host.servers.keys() - now.keys():
             del self._kad_host.servers[gone]
             self._table.remove_peer(gone)
-        for peer, server in now.items():
-            with suppress(ConfigError):
-                info = PeerInfo(peer, list(dialable(server.peer, server.addresses)))
+        for peer, info in now.items():
+            if info is not None:
                 self._kad_host.servers[peer] = info
                 self._kad_host.book.add_addrs(peer, info.addrs, int(RECORD_LIFE_S))
                 await self._table.add_peer(peer)
+
+    def _parse(self, server: Provider) -> _ParsedServer:
+        """Parsed once as long as it says the same: servers are taken in at every stream."""
+        known = self._parsed.get(server.peer)
+        if known is not None and known.addresses == server.addresses:
+            return known
+        peer_id, info = libp2p_id(server.peer), None
+        with suppress(ConfigError):
+            info = PeerInfo(peer_id, list(dialable(server.peer, server.addresses)))
+        return _ParsedServer(peer_id, server.addresses, info)
 
     def _prune_book(self) -> None:
         """Lookups write down whoever they read of; only servers are worth keeping."""
