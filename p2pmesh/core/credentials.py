@@ -17,7 +17,6 @@ from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_PASSES, PROTOCOL_GENERATION
 from p2pmesh.base.quantities import UnixMillis, format_age
 from p2pmesh.core.ownership import (
     OpenedClaim,
-    Ownership,
     OwnershipStatus,
     TrustStore,
     admits,
@@ -214,7 +213,7 @@ def _order(version: Version | None) -> Version:
 # --- a peer ------------------------------------------------------------------
 def judge_peer(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
     """The first thing that is wrong with what a peer shows, in the order of the protocol; None admits it."""
-    return next((refusal for rule in _RULES if (refusal := rule(shown, terms, now_unix_ms)) is not None), None)
+    return _first(_RULES, shown, terms, now_unix_ms)
 
 
 def _generation(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
@@ -266,15 +265,20 @@ def _proof(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
 
 def judge_ownership(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
     """Whether the claim that a peer shows meets the mesh's terms and this operator's trust."""
+    return _first((judge_mesh_owner, _operators_trust), shown, terms, now_unix_ms)
+
+
+def judge_mesh_owner(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    """Whether the claim that a peer shows meets the mesh's terms; ``judge_owner`` of what is shown."""
     is_founder = shown.key == terms.requirements.founder_key
-    refusal = judge_owner(shown.claim, shown.peer, terms.requirements, now_unix_ms, is_founder=is_founder)
-    return refusal or _operators_trust(judge_claim(shown.claim, shown.peer, terms.trust, now_unix_ms), terms.trust)
+    return judge_owner(shown.claim, shown.peer, terms.requirements, now_unix_ms, is_founder=is_founder)
 
 
-def _operators_trust(ownership: Ownership, trust: TrustStore) -> Refusal | None:
-    if admits(trust.policy, ownership.status):
+def _operators_trust(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    policy, status = terms.trust.policy, judge_claim(shown.claim, shown.peer, terms.trust, now_unix_ms).status
+    if admits(policy, status):
         return None
-    text = f"the operator of this peer admits by {trust.policy.value}, and {_claim_in_words(ownership.status)}"
+    text = f"the operator of this peer admits by {policy.value}, and {_claim_in_words(status)}"
     return Refusal(_R.TRUST_POLICY_DENIED, f"{text}; sign the node (p2pmesh auth sign-node), or ask that operator")
 
 
@@ -285,7 +289,12 @@ def _claim_in_words(status: OwnershipStatus) -> str:
 
 
 _Rule = Callable[[Shown, Terms, int], Refusal | None]
-_RULES: tuple[_Rule, ...] = (_generation, _mesh, _sender, _version, _removed, _proof, judge_ownership)
+_OF_SPEAKERS: tuple[_Rule, ...] = (_mesh, _sender, _version, _removed, _proof, judge_mesh_owner)
+_RULES: tuple[_Rule, ...] = (_generation, *_OF_SPEAKERS, _operators_trust)
+
+
+def _first(rules: tuple[_Rule, ...], shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    return next((refusal for rule in rules if (refusal := rule(shown, terms, now_unix_ms)) is not None), None)
 
 
 def judge_speaker(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
@@ -294,16 +303,7 @@ def judge_speaker(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | Non
     As ``judge_peer``, but for the generation, which no announcement says, and this operator's trust, which decides with
     whom we connect and not who is a member.
     """
-    return next((refusal for rule in _OF_SPEAKERS if (refusal := rule(shown, terms, now_unix_ms)) is not None), None)
-
-
-def judge_mesh_owner(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
-    """Whether the claim that a peer shows meets the mesh's terms; ``judge_owner`` of what is shown."""
-    is_founder = shown.key == terms.requirements.founder_key
-    return judge_owner(shown.claim, shown.peer, terms.requirements, now_unix_ms, is_founder=is_founder)
-
-
-_OF_SPEAKERS: tuple[_Rule, ...] = (_mesh, _sender, _version, _removed, _proof, judge_mesh_owner)
+    return _first(_OF_SPEAKERS, shown, terms, now_unix_ms)
 
 
 def judge_owner(
