@@ -1,6 +1,6 @@
 """Identifiers that cross module and process boundaries.
 
-Owns their shapes and checks. Creation of random ones needs entropy and lives behind ``ports.entropy``.
+Owns their shapes and checks. Creation of random ones needs entropy and lives behind ``ports.clock``.
 """
 
 import hashlib

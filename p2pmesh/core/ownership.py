@@ -184,11 +184,6 @@ def rank(policy: TrustPolicy, status: OwnershipStatus) -> int:
     return int(policy is TrustPolicy.PREFER_OWNED and status is not OwnershipStatus.VERIFIED)
 
 
-def prefers(policy: TrustPolicy, status: OwnershipStatus, other: OwnershipStatus) -> bool:
-    """Whether a peer of ``status`` comes before one of ``other``."""
-    return rank(policy, status) < rank(policy, other)
-
-
 def renewal_due_unix_ms(claim: OwnershipClaim) -> int:
     """From when on a claim is renewed: 36 hours before its end, half its life for one that lives shorter than 72."""
     return claim.expires_unix_ms - min(RENEWAL_MS, claim.life_ms // 2)

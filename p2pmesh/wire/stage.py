@@ -72,7 +72,6 @@ _FLAGS_ALLOWED = {
     FrameKind.DECODE: int(FrameFlag.WIDENED),
 }
 _BODY_CAPS = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
-_ZERO_ID = bytes(ID_BYTES)
 # Calling an enum class costs several times a table; these three stand in the path of every decoded token.
 _KINDS = {int(kind): kind for kind in FrameKind}
 _DTYPES = {int(dtype): dtype for dtype in WireDtype}
@@ -256,11 +255,6 @@ def decode_activation(frame: StageFrame) -> NDArray[np.float32]:
     if frame.dtype is WireDtype.NONE:
         raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"{frame.kind.name} without an activation")
     return decode_rows(frame.body, frame.dtype, len(frame.tokens), frame.hidden_size)
-
-
-def is_zero_id(identifier: bytes) -> bool:
-    """Whether an id is the all-zero one, which frames that concern no request carry."""
-    return identifier == _ZERO_ID
 
 
 def error_frame(cause: StageFrame, code: ErrorCode, text: str) -> StageFrame:

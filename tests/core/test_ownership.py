@@ -16,7 +16,6 @@ from p2pmesh.core.ownership import (
     TrustStore,
     admits,
     assess_ownership,
-    prefers,
     rank,
     renewal_due,
     renewal_due_unix_ms,
@@ -105,7 +104,7 @@ def test_who_may_join_under_each_policy() -> None:
 def test_only_prefer_owned_ranks_and_it_puts_verified_first(policy: TrustPolicy) -> None:
     for one, other in itertools.product(S, S):
         expected = policy is P.PREFER_OWNED and one is S.VERIFIED and other is not S.VERIFIED
-        assert prefers(policy, one, other) == expected
+        assert (rank(policy, one) < rank(policy, other)) == expected
     assert rank(policy, S.VERIFIED) == 0
 
 

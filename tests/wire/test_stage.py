@@ -27,7 +27,6 @@ from p2pmesh.wire.stage import (
     encode_activation,
     encode_frame,
     error_frame,
-    is_zero_id,
 )
 from tests.wire.vectors import read_frame
 
@@ -205,8 +204,3 @@ def test_an_error_without_a_known_code_is_internal(body: bytes) -> None:
     code, text = decode_error(StageFrame(FrameKind.ERROR, bytes(16), bytes(16), body=body))
     assert code is ErrorCode.INTERNAL
     assert text.isprintable()
-
-
-def test_the_zero_id_is_recognised() -> None:
-    assert is_zero_id(bytes(16))
-    assert not is_zero_id(b"\0" * 15 + b"\1")
