@@ -7,9 +7,8 @@ closures would be as exact and costs three times as much per entry. ``sim.schedu
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-WAKE, ANSWER, WAVE, ANNOUNCE, SHARDS, CALL = range(1, 7)
-"""Kinds: a machine's deadline, an event for it, a wave of gossip, an announcement that is due, the shard machine's
-deadline, anything else."""
+WAKE, ANSWER, WAVE, CALL = range(1, 5)
+"""Kinds: membership's deadline, an event for it, a wave of gossip, anything else."""
 
 Entry = tuple[int, int, int, int, Any]
 

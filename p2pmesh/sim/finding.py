@@ -13,7 +13,7 @@ from p2pmesh.core import records
 from p2pmesh.core.records import KeysChanged, Provide
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.directory import PARALLEL, STALE_PERCENT
-from p2pmesh.sim.member import NEVER, Member
+from p2pmesh.sim.member import Member
 from p2pmesh.sim.peer import MESH_ID
 from p2pmesh.sim.scenario import SECOND_US
 from p2pmesh.sim.surroundings import Surroundings
@@ -113,15 +113,8 @@ class Finding:
             if isinstance(effect, Provide):
                 self.pay_lookup(member, Cause.RECORDS)
                 self._world.after(self.lookup_us(member), partial(self._store, member, effect.key))
-        due = member.records.deadline()
-        if due is not None and due < member.records_wake_us:
-            member.records_wake_us = due
-            self._world.at(due, partial(self._wake_records, member, due))
-
-    def _wake_records(self, member: Member, due: int) -> None:
-        if member.records_wake_us == due:
-            member.records_wake_us = NEVER
-            self._tell_records(member, _DEADLINE)
+        wake = partial(self._tell_records, member, _DEADLINE)
+        member.records_alarm.set_by(self._world.calendar, member.records.deadline(), wake)
 
     def _store(self, member: Member, key: RecordKey) -> None:
         world = self._world

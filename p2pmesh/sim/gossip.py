@@ -6,13 +6,14 @@ that gossipsub itself drops only cost bytes. That a gossip mesh forms, delivers 
 with real peers; here a topic reaches all of its listeners on the publisher's side of a partition.
 """
 
+from functools import partial
 from typing import Any
 
 from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership
 from p2pmesh.core.membership import AnnouncementReceived, DownReported, LeavingHeard
-from p2pmesh.sim.calendar import ANNOUNCE, WAVE
+from p2pmesh.sim.calendar import WAVE
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.member import Member, Said, lives_us
 from p2pmesh.sim.scenario import SECOND_US
@@ -97,30 +98,22 @@ class Gossip:
             said = member.say(now_us, life_ms(interval_us // 1000) * 1000)
             size_bytes = self._sizes.announcement[min(len(said.models), len(self._sizes.announcement) - 1)]
             self.spread(member, bits, said, None, size_bytes)
-        self._announce_at(member, now_us + interval_us - self._draws.below(interval_us // 10))
+        self.announce_later(member, interval_us - self._draws.below(interval_us // 10))
 
     def announce_change(self, member: Member, also: str | None = None) -> None:
         """The same, and again soon."""
         self.announce(member, also)
         for delay_us in REPEATS_US:
-            self._world.after(delay_us, lambda: self._repeat(member))
+            self._world.after(delay_us, partial(self._repeat, member))
 
     def _repeat(self, member: Member) -> None:
         if member.is_up:
             self.announce(member)
 
-    def _announce_at(self, member: Member, when_us: int) -> None:
-        member.announce_at = when_us
-        self._world.calendar.put(when_us, ANNOUNCE, 0, member)
-
     def announce_later(self, member: Member, delay_us: int) -> None:
         """The next announcement if nothing changes."""
-        self._announce_at(member, self._world.now_us + delay_us)
-
-    def announce_when_due(self, member: Member, when_us: int) -> None:
-        """The calendar's entry; a later announcement took its place if the times differ."""
-        if member.is_up and member.announce_at == when_us:
-            self.announce(member)
+        calendar = self._world.calendar
+        member.announce_alarm.set_at(calendar, calendar.now_us + delay_us, partial(self._repeat, member))
 
     def report_down(self, member: Member, effect: membership.ReportDown) -> None:
         """Where the peer announces: there are those who hold it in view."""

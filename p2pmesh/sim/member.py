@@ -15,11 +15,10 @@ from p2pmesh.core.hosts import HostBound, HostPolicy
 from p2pmesh.core.membership import Effect, Event, MembershipMachine
 from p2pmesh.core.records import RecordsMachine
 from p2pmesh.core.shards import ShardMachine, shard_bits_of
+from p2pmesh.sim.alarm import NEVER, Alarm
 from p2pmesh.sim.chance import Draws, mixed
 from p2pmesh.sim.directory import hash_of
 from p2pmesh.sim.overlay_scenario import OverlayPopulation
-
-NEVER = 2**62
 
 
 class Said:
@@ -95,10 +94,10 @@ class Member:
     """One run of a peer. ``handle`` is membership's, at hand for the loop that calls it millions of times."""
 
     __slots__ = (
-        "admission", "announce_at", "connections", "failed", "handle", "hosts", "incarnation", "is_joined",
+        "admission", "announce_alarm", "connections", "failed", "handle", "hosts", "incarnation", "is_joined",
         "is_up", "machine", "models", "number", "peer_id", "records",
-        "records_wake_us", "relays", "reported", "said", "seed", "sequence", "shard_wake_us",
-        "shards", "started_us", "topics", "traits", "viewed", "wake_us",
+        "records_alarm", "relays", "reported", "said", "seed", "sequence", "shards", "shards_alarm", "started_us",
+        "topics", "traits", "viewed", "wake_us",
     )  # fmt: skip
 
     def __init__(self, traits: Traits, now_us: int, seed: int) -> None:
@@ -116,7 +115,7 @@ class Member:
         self.shards = ShardMachine(traits.peer_id)
         self.admission = AdmissionMachine()
         self.records = RecordsMachine(self.seed)
-        self.records_wake_us = NEVER
+        self.records_alarm = Alarm()
         self.incarnation = now_us + 1
         self.sequence = 0
         self.said: Said | None = None
@@ -133,8 +132,8 @@ class Member:
         self.is_up = True
         self.is_joined = False
         self.wake_us = NEVER
-        self.shard_wake_us = NEVER
-        self.announce_at = NEVER
+        self.shards_alarm = Alarm()
+        self.announce_alarm = Alarm()
 
     def takes_made_up(self, peer: PeerId, host: int) -> bool:
         """Whether one more identity of a host may stay in view; it counts from now on if so."""

@@ -7,20 +7,22 @@ effects. What must hold is ``sim.audit``'s.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership, shards
+from p2pmesh.sim.alarm import NEVER
 from p2pmesh.sim.arrivals import Arrivals
 from p2pmesh.sim.audit import Audit
-from p2pmesh.sim.calendar import ANNOUNCE, ANSWER, CALL, SHARDS, WAKE, WAVE, Calendar
+from p2pmesh.sim.calendar import ANSWER, CALL, WAKE, WAVE, Calendar
 from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.directory import Directory
 from p2pmesh.sim.finding import Finding
 from p2pmesh.sim.fold import Fold
 from p2pmesh.sim.gossip import Gossip
-from p2pmesh.sim.member import NEVER, Member, Said, Traits, draw_traits
+from p2pmesh.sim.member import Member, Said, Traits, draw_traits
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.peer import peer_id_of
 from p2pmesh.sim.probing import Probing
@@ -129,10 +131,6 @@ class Overlay:
             elif kind == WAVE:
                 wave(entry[3], entry[4])
                 fold.settle()
-            elif kind == ANNOUNCE:
-                self.gossip.announce_when_due(entry[4], entry[0])
-            elif kind == SHARDS:
-                self._wake_shards(entry[4], entry[0])
             else:
                 entry[4]()
         fold.settle()
@@ -256,16 +254,11 @@ class Overlay:
                     self.fold.line.append(depth)
                     self._forget_those_out_of_earshot(member)
                     self.arrivals.on_moved(member, left_bits)
-        due = member.shards.deadline()
-        if due is not None and due < member.shard_wake_us:
-            member.shard_wake_us = due
-            self.calendar.put(due, SHARDS, 0, member)
+        member.shards_alarm.set_by(self.calendar, member.shards.deadline(), partial(self._wake_shards, member))
 
-    def _wake_shards(self, member: Member, when_us: int) -> None:
-        if when_us != member.shard_wake_us or not member.is_up:
-            return
-        member.shard_wake_us = NEVER
-        self.tell_shards(member, _SHARD_DEADLINE)
+    def _wake_shards(self, member: Member) -> None:
+        if member.is_up:
+            self.tell_shards(member, _SHARD_DEADLINE)
 
 
 _ABOUT_REPORTERS = (membership.ReporterMuted, membership.RefuteSelf)
