@@ -303,8 +303,7 @@ class Arrivals:
         world.members[number] = None
         self._take_from_live(number)
         world.directory.leave(number, member.traits.peer_hash)
-        for bits in tuple(member.topics):
-            world.gossip.stop_listening(member, bits)
+        world.gossip.on_end(member)
         world.audit.on_end(member, is_leaving=is_leaving)
         world.after(DETECT_US, partial(self.renew_relays_of, number))
         for other_number in tuple(member.connections):

@@ -44,6 +44,8 @@ class Audit:
         self._partition_changed_us = -GRACE_US
         self.violations: list[str] = []
         self.ends: dict[int, End] = {}
+        self._failed: dict[int, dict[int, int]] = {}
+        """Per peer, those that its run held failed or gone, with the incarnation."""
         self.crashes = 0
         self.leaves = 0
         self.detected_us: list[int] = []
@@ -67,6 +69,7 @@ class Audit:
         """A run is over."""
         world = self._world
         member.traits.up_us += world.now_us - member.started_us
+        self._failed.pop(member.number, None)
         self.ends[member.number] = End(world.now_us, member.incarnation, is_leaving)
         if is_leaving:
             self.leaves += 1
@@ -77,7 +80,7 @@ class Audit:
     def on_heard(self, member: Member, effect: Any, said: Said) -> None:
         """A peer joined a view or changed."""
         number = said.number
-        failed = member.failed.get(number)
+        failed = self._failed.get(member.number, {}).get(number)
         if failed is None or type(effect) is not membership.PeerJoined:
             return
         self.counts["returned"] += 1
@@ -94,7 +97,8 @@ class Audit:
         kind = type(effect)
         is_running = world.answering(number) is not None
         if kind is not membership.PeerForgotten:
-            member.failed[number] = end.incarnation if end is not None and not is_running else world.now_us
+            incarnation = end.incarnation if end is not None and not is_running else world.now_us
+            self._failed.setdefault(member.number, {})[number] = incarnation
         if is_running:
             if kind is membership.PeerFailed and not self._is_excused(member, number):
                 self.counts["failed_alive"] += 1

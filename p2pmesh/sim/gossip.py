@@ -56,6 +56,8 @@ class Gossip:
         links = world.scenario.links
         self._world = world
         self._topics: dict[str, dict[int, Member]] = {}
+        self._reported: dict[int, dict[int, int]] = {}
+        """Per peer, those of which its run has reported the end once, with the depth at which they announced."""
         self._draws = Draws(world.seed, "gossip")
         self._sizes = measure_sizes()
         self.receipts = 0
@@ -83,6 +85,12 @@ class Gossip:
             del listeners[member.number]
             if not listeners:
                 del self._topics[bits]
+
+    def on_end(self, member: Member) -> None:
+        """The run hears and says no more."""
+        for bits in tuple(member.topics):
+            self.stop_listening(member, bits)
+        self._reported.pop(member.number, None)
 
     def listeners(self, bits: str) -> list[Member]:
         """Who listens, in the order of subscription."""
@@ -118,11 +126,12 @@ class Gossip:
     def report_down(self, member: Member, effect: membership.ReportDown) -> None:
         """Where the peer announces: there are those who hold it in view."""
         victim = self._world.numbers[effect.peer]
+        reported = self._reported.setdefault(member.number, {})
         said = member.machine.find(effect.peer)
         if said is None:  # the second report, when it has failed, goes where the first one went
-            depth = member.reported.pop(victim, member.shards.depth)
+            depth = reported.pop(victim, member.shards.depth)
         else:
-            depth = member.reported[victim] = said.shard_depth
+            depth = reported[victim] = said.shard_depth
         report = DownReported(member.peer_id, effect.peer, effect.incarnation)
         self._world.audit.on_report()
         self.spread(member, self._world.traits[victim].bits[:depth], None, report, REPORT_BYTES)

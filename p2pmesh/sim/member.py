@@ -94,10 +94,9 @@ class Member:
     """One run of a peer. ``handle`` is membership's, at hand for the loop that calls it millions of times."""
 
     __slots__ = (
-        "admission", "announce_alarm", "connections", "failed", "handle", "hosts", "incarnation", "is_joined",
-        "is_up", "machine", "models", "number", "peer_id", "records",
-        "records_alarm", "relays", "reported", "said", "seed", "sequence", "shards", "shards_alarm", "started_us",
-        "topics", "traits", "viewed", "wake_us",
+        "admission", "announce_alarm", "connections", "handle", "hosts", "incarnation", "is_joined", "is_up",
+        "machine", "models", "number", "peer_id", "records", "records_alarm", "relays", "said", "seed", "sequence",
+        "shards", "shards_alarm", "started_us", "topics", "traits", "viewed", "wake_us",
     )  # fmt: skip
 
     def __init__(self, traits: Traits, now_us: int, seed: int) -> None:
@@ -122,11 +121,7 @@ class Member:
         self.models = () if traits.model is None else (traits.model,)
         self.connections: dict[int, int] = {}
         """Whom it is connected to, by number, and since when."""
-        self.failed: dict[int, int] = {}
-        """Peers that this one held failed or gone, with the incarnation; for the audit."""
         self.relays: tuple[int, ...] = ()
-        self.reported: dict[int, int] = {}
-        """Peers of which this one has reported the end once, with the depth at which they announced."""
         self.topics: dict[str, None] = {}
         self.started_us = now_us
         self.is_up = True

@@ -21,8 +21,8 @@ class GossipPart(Protocol):
     def listen(self, member: Member, bits: str) -> None:
         """Subscribes."""
 
-    def stop_listening(self, member: Member, bits: str) -> None:
-        """Ends a subscription."""
+    def on_end(self, member: Member) -> None:
+        """The run hears and says no more."""
 
     def listeners(self, bits: str) -> list[Member]:
         """Who listens."""
