@@ -58,10 +58,6 @@ class MessageStream:
         """The peer at the other end."""
         return self._stream.remote_peer
 
-    def raise_limit(self, limit_bytes: int) -> None:
-        """What an admitted peer may send from now on."""
-        self._limit_bytes = limit_bytes
-
     async def send(self, message: Any, timeout_s: float = SEND_TIMEOUT_S) -> None:
         """One message; ``PeerUnavailable`` when the peer is gone or does not read in time."""
         if isinstance(message, Refusal):

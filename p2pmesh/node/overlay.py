@@ -5,9 +5,9 @@ Runs ``AdmissionMachine``. Stages, artifacts and generations register the exchan
 come in ``node.credentials``', and what the founder revokes ``node.revocations``'.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -66,6 +66,8 @@ JUDGE_CLAIMS_AGAIN_S = 60.0
 """A claim that runs out ends a membership that needs it after at most so long."""
 REFUSAL_ARRIVES_S = 0.2
 """A refusal has this long to reach its peer before the connection is closed."""
+_DROPPED_UNTOLD = frozenset({ErrorCode.OVERLOADED, ErrorCode.DEADLINE_EXCEEDED})
+"""Quarantine ends with these, and nothing is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,14 @@ class OverlaySettings:
     founding: Founding | None = None
     engine: str = ""
     """What runs stages here, for the announcement."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Our way to one peer: one task goes it at a time, and those that wait meanwhile share what went wrong."""
+
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    failure: P2PMeshError | None = None
 
 
 class Overlay:
@@ -108,7 +118,8 @@ class Overlay:
         self._has_told_put_out = False
         self._left_by: set[PeerId] = set()
         """Admitted peers that put us out: their connections end now, and that will be no death."""
-        self._hello_locks: dict[PeerId, trio.Lock] = {}
+        self._turns: dict[PeerId, _Turn] = {}
+        """Of the peers that we are dialling or saying hello to."""
         self._inbound: set[PeerId] = set()
         self.conduct = Conduct(ports.network, ports.clock, report)
         self._exchanges: dict[type, Exchange] = {}
@@ -133,16 +144,19 @@ class Overlay:
         """Whether the peer's hello was accepted and its connection stands."""
         return self._admission.is_admitted(peer)
 
+    def admitted_peers(self) -> tuple[PeerId, ...]:
+        """Peers that are connected and admitted now, by peer id."""
+        return tuple(sorted(peer for peer in self._ports.network.connected_peers() if self.is_admitted(peer)))
+
     def is_inbound(self, peer: PeerId) -> bool:
         """Whether the peer dialled us: its first connection of those that stand came from there."""
         return peer in self._inbound
 
     async def wait_admitted(self, peer: PeerId) -> bool:
         """``is_admitted``, after our own hello to the peer if one is on its way: its answer may be behind a stream."""
-        lock = self._hello_locks.get(peer)
-        if lock is not None and not self.is_admitted(peer):
+        if peer in self._turns and not self.is_admitted(peer):
             with trio.move_on_after(HELLO_TIMEOUT_S):
-                async with lock:
+                async with self._turn(peer):
                     pass
         return self.is_admitted(peer)
 
@@ -302,28 +316,39 @@ class Overlay:
             raise Refused(self.shut_out.code, f"this node is put out: {self.shut_out.message}")
         await self._ask_in(peer, addresses)
 
-    async def _ask_in(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        lock = self._hello_locks.setdefault(peer, trio.Lock())
+    @asynccontextmanager
+    async def _turn(self, peer: PeerId) -> AsyncIterator[_Turn]:
+        """Our turn on the way to a peer; how it ends counts for whoever waits for the next one by then."""
+        turn = self._turns.setdefault(peer, _Turn())
         try:
-            async with lock:
-                if not self.is_admitted(peer):
-                    await self._dial_and_say_hello(peer, addresses)
+            async with turn.lock:
+                try:
+                    yield turn
+                except P2PMeshError as error:
+                    turn.failure = error
+                    raise
         finally:
-            if not lock.locked():  # a waiting task holds it by now
-                self._hello_locks.pop(peer, None)
+            if not turn.lock.locked():  # a waiting task holds it by now
+                self._turns.pop(peer, None)
+
+    async def _ask_in(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        async with self._turn(peer) as turn:
+            if self.is_admitted(peer):
+                return
+            if turn.failure is not None and not addresses:
+                raise turn.failure
+            await self._dial_and_say_hello(peer, addresses)
 
     async def knock(self, peer: PeerId) -> None:
         """Reaches a peer and leaves again without a hello: its handshake proves that it lives; raises why not."""
-        lock = self._hello_locks.setdefault(peer, trio.Lock())
-        try:
-            async with lock:
-                if not self.is_admitted(peer):
-                    await self._ports.network.dial(peer, self.board.addresses_of(peer), DIAL_TIMEOUT_S)
-                if not self.is_admitted(peer):
-                    await self._ports.network.disconnect(peer)
-        finally:
-            if not lock.locked():
-                self._hello_locks.pop(peer, None)
+        async with self._turn(peer) as turn:
+            if self.is_admitted(peer):
+                return
+            if isinstance(turn.failure, PeerUnavailable):  # any other was its answer
+                raise turn.failure
+            await self._ports.network.dial(peer, self.board.addresses_of(peer), DIAL_TIMEOUT_S)
+            if not self.is_admitted(peer):
+                await self._ports.network.disconnect(peer)
 
     # --- hello -----------------------------------------------------------------
     async def _dial_and_say_hello(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
@@ -414,7 +439,9 @@ class Overlay:
             raise PeerUnavailable(ErrorCode.PEER_LOST, f"peer {peer} went away while it said hello; try again")
         for effect in self._admission.handle(admission.HelloAccepted(peer), self._ports.clock.now()):
             if isinstance(effect, admission.Drop):
-                raise PeerUnavailable(effect.code, f"peer {peer} cannot be admitted: {effect.code.value}")
+                self._drop(effect, is_told=True)
+                text = f"peer {self.own_peer} has admitted as many peers as it can; join by another peer"
+                raise PeerUnavailable(effect.code, text)
             self._report("peer_joined", {"peer_id": peer})
         self.credentials.note_admitted(shown)
         self.conduct.note_admitted(peer)
@@ -437,7 +464,9 @@ class Overlay:
     # --- streams -----------------------------------------------------------------
     async def _serve_control(self, raw_stream: ByteStream) -> None:
         peer = raw_stream.remote_peer
-        limit = MAX_CONTROL_MESSAGE_BYTES if self.is_admitted(peer) else MAX_UNADMITTED_MESSAGE_BYTES
+        # Where our own hello is on its way, the peer may have admitted us and its welcome be behind this stream.
+        is_trusted = self.is_admitted(peer) or peer in self._turns
+        limit = MAX_CONTROL_MESSAGE_BYTES if is_trusted else MAX_UNADMITTED_MESSAGE_BYTES
         stream = MessageStream(raw_stream, limit)
         try:
             await self.conduct.take_turn(peer)
@@ -484,11 +513,8 @@ class Overlay:
 
     async def _perform(self, effect: admission.Effect) -> None:
         match effect:
-            case admission.Admit(peer):
-                self._report("peer_joined", {"peer_id": peer})
-            case admission.Drop(peer, code):
-                assert self._nursery is not None
-                self._nursery.start_soon(self._disconnect, peer, code)
+            case admission.Drop(_, code):
+                self._drop(effect, is_told=code not in _DROPPED_UNTOLD)
             case admission.Lose(peer):
                 self.credentials.forget(peer)
                 has_parted = self.has_parted(peer)
@@ -537,9 +563,12 @@ class Overlay:
             await stream.send(refusal)
             await stream.finish()
 
-    async def _disconnect(self, peer: PeerId, code: ErrorCode) -> None:
-        if code not in (ErrorCode.OVERLOADED, ErrorCode.DEADLINE_EXCEEDED):
-            await trio.sleep(REFUSAL_ARRIVES_S)
+    def _drop(self, drop: admission.Drop, *, is_told: bool) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._disconnect, drop.peer, REFUSAL_ARRIVES_S if is_told else 0.0)
+
+    async def _disconnect(self, peer: PeerId, wait_s: float) -> None:
+        await trio.sleep(wait_s)
         if not self.is_admitted(peer):
             await self._ports.network.disconnect(peer)
 

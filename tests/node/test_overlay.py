@@ -11,13 +11,14 @@ from trio.testing import MockClock
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import Digest, MeshId
-from p2pmesh.base.limits import CONTROL_PROTOCOL, PROTOCOL_GENERATION, STAGE_PROTOCOL
+from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_UNADMITTED_MESSAGE_BYTES, PROTOCOL_GENERATION, STAGE_PROTOCOL
+from p2pmesh.core.admission import AdmissionPolicy
 from p2pmesh.core.standing import Founding
 from p2pmesh.node import credentials
 from p2pmesh.node.channels import FrameStream, MessageStream
 from p2pmesh.ports.network import PeerDisconnected
 from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, topic_of
-from p2pmesh.wire.control import Done, FetchArtifact, Hello, ProbeRun, Welcome, encode_varint
+from p2pmesh.wire.control import Done, FetchArtifact, Generate, Hello, ProbeRun, SamplingEntry, Welcome, encode_varint
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.membership_pass import MembershipPass, decode_pass, encode_pass
 from p2pmesh.wire.requirements import MeshRequirements
@@ -233,6 +234,80 @@ async def test_a_peer_that_is_gone_is_forgotten_and_comes_back(autojump_clock: M
             await founder.wait_told("peer_joined", times=2)
             nursery.cancel_scope.cancel()
         assert founder.node.overlay.board.find(member.peer) is not None
+
+
+async def test_whoever_finds_no_place_is_told_so_and_put_out(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        founder.node.overlay._admission._policy = AdmissionPolicy(max_admitted=0)
+        error = await refused(mesh, founder)
+        assert error.code is ErrorCode.OVERLOADED
+        assert "join by another peer" in error.message
+
+
+# --- several tasks on the way to one peer
+
+
+async def test_those_that_wait_for_a_dial_fail_with_it_unless_they_know_other_addresses(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member, other = await mesh.join("member", founder), await mesh.join("other", founder)
+        mesh.overlay.cut(member.peer, other.peer)
+        dialled = []
+        connect = mesh.overlay.connect
+
+        def count(*given: Any) -> bool:
+            dialled.append(given[1])
+            return connect(*given)
+
+        monkeypatch.setattr(mesh.overlay, "connect", count)
+        failures = []
+
+        async def reach(addresses: tuple[str, ...] = ()) -> None:
+            with pytest.raises(P2PMeshError) as raised:
+                await member.node.overlay.ensure_admitted(other.peer, addresses)
+            failures.append(raised.value.code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(reach)
+        assert dialled == [other.peer]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reach)
+            nursery.start_soon(reach, ("/ip4/127.0.0.1/tcp/9",))
+        assert dialled == [other.peer] * 3
+        assert failures == [ErrorCode.PEER_UNREACHABLE] * 7
+
+
+async def test_a_peer_whose_welcome_is_on_its_way_may_say_what_a_member_may(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        overlay = founder.node.overlay
+        identity = fake_identity("stranger")
+        async with mesh.overlay.open_network(identity.peer_id) as network:
+            is_asked = trio.Event()
+
+            async def answer_never(stream: Any) -> None:
+                is_asked.set()
+                await trio.sleep_forever()
+
+            async def say_hello() -> None:
+                with pytest.raises(P2PMeshError):
+                    await overlay.ensure_admitted(identity.peer_id, network.addresses())
+
+            network.serve(CONTROL_PROTOCOL, answer_never)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(say_hello)
+                await is_asked.wait()
+                stream = MessageStream(await network.open_stream(founder.peer, CONTROL_PROTOCOL, 10))
+                sampling = SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
+                await stream.send(Generate(bytes(16), "m", sampling, text="x" * 2 * MAX_UNADMITTED_MESSAGE_BYTES))
+                with pytest.raises(P2PMeshError) as raised:
+                    await stream.expect(Welcome, 20)
+                assert raised.value.code is ErrorCode.NOT_ADMITTED
+        assert overlay._turns == {}  # whoever waited last leaves nothing behind either
 
 
 # --- speakers of whom only gossip tells
