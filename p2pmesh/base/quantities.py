@@ -53,11 +53,12 @@ def parse_duration_s(text: str) -> int:
 
 
 def format_age(milliseconds: int) -> str:
-    """A time that has passed, for a person: whole seconds below two minutes, whole minutes beyond."""
+    """A time that has passed, for a person: in the largest whole unit, from seconds to days, that it has two of."""
     seconds = max(0, milliseconds) // 1000
-    if seconds < 120:
-        return "1 second" if seconds == 1 else f"{seconds} seconds"
-    return f"{seconds // 60} minutes"
+    for unit, length_s in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds // length_s} {unit}"
+    return "1 second" if seconds == 1 else f"{seconds} seconds"
 
 
 def format_size(size_bytes: int) -> str:

@@ -66,9 +66,12 @@ def test_what_is_no_duration_says_how_one_looks(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("age_ms", "text"),
-    [(-5, "0 seconds"), (999, "0 seconds"), (1000, "1 second"), (119_999, "119 seconds"), (300_000, "5 minutes")],
-)
-def test_an_age_is_told_in_seconds_before_minutes(age_ms: int, text: str) -> None:
+    [
+        (-5, "0 seconds"), (999, "0 seconds"), (1000, "1 second"), (119_999, "119 seconds"), (300_000, "5 minutes"),
+        (7_199_999, "119 minutes"), (7_200_000, "2 hours"), (172_799_999, "47 hours"), (6_048_000_000, "70 days"),
+    ],
+)  # fmt: skip
+def test_an_age_is_told_in_the_largest_unit_that_it_has_two_of(age_ms: int, text: str) -> None:
     assert format_age(age_ms) == text
 
 
