@@ -86,6 +86,7 @@ AGENT_VERSION = f"p2pmesh/{p2pmesh.__version__}"
 # Private or patched names that the cures rest on; a libp2p without one of them is another libp2p.
 _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.host.basic_host", "BasicHost._identify_task_entry"),
+    ("libp2p.host.basic_host", "BasicHost._swarm_stream_handler"),
     ("libp2p.identity.identify.identify", "AGENT_VERSION"),
     ("libp2p.kad_dht.common", "PROTOCOL_ID"),
     ("libp2p.kad_dht.common", "MAX_DHT_MESSAGE_SIZE"),
@@ -119,9 +120,11 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.pubsub.pubsub", "Pubsub._forget_all_subscriptions"),
     ("libp2p.pubsub.pubsub", "Pubsub._handle_dead_peer"),
     ("libp2p.pubsub.pubsub", "Pubsub._handle_new_peer"),
-    ("libp2p.pubsub.pubsub", "Pubsub.write_msg"),
+    ("libp2p.pubsub.pubsub", "Pubsub._handle_new_peer_with_retry"),
     ("libp2p.pubsub.pubsub", "Pubsub.handle_dead_peer_queue"),
+    ("libp2p.pubsub.pubsub", "Pubsub.push_msg"),
     ("libp2p.pubsub.pubsub", "Pubsub.stream_handler"),
+    ("libp2p.pubsub.pubsub", "Pubsub.write_msg"),
     ("libp2p.pubsub.pubsub", "maybe_consume_signed_record"),
     ("libp2p.security.noise.io", "BaseNoiseMsgReadWriter.write_msg"),
     ("libp2p.tools.anyio_service.api", "Service.manager"),
