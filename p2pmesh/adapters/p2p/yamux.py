@@ -1,21 +1,19 @@
 """Our own yamux: the multiplexer of libp2p's wire (``/yamux/1.0.0``), in place of py-libp2p's.
 
-Owns frames, streams, windows and the sign of life of one connection. Why not py-libp2p's: a cancelled read or write
-there destroys the connection, a reader that pauses 5 s kills the stream, a frozen peer is never noticed, and one small
-message costs six locks and a frame back. Here every frame is queued whole without waiting, so cancellation loses
-nothing; the window is the only bound a slow reader meets, for as long as it likes; and a connection on which nothing is
-heard for some pings is closed.
+Owns streams, windows and the sign of life of one connection; frames are ``yamux_frames``'. Why not py-libp2p's: a
+cancelled read or write there destroys the connection, a reader that pauses 5 s kills the stream, a frozen peer is never
+noticed, and one small message costs six locks and a frame back. Here every frame is queued whole without waiting, so
+cancellation loses nothing; the window is the only bound a slow reader meets, for as long as it likes; and a connection
+on which nothing is heard for some pings is closed.
 
 Bounds: streams a peer may open, bytes per stream (its window; what a reader has asked for on top), window growth per
 connection, unsent answers. A peer that breaks the protocol loses its connection, with nothing else touched.
 """
 
-import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple
 
 import trio
 from libp2p.abc import IMuxedConn, IMuxedStream
@@ -32,17 +30,28 @@ from libp2p.stream_muxer.exceptions import (
 from multiaddr import Multiaddr
 
 from p2pmesh.adapters.p2p.noise import MAX_RECORD_PLAINTEXT_BYTES, NoiseChannel
+from p2pmesh.adapters.p2p.yamux_frames import (
+    ACK,
+    DATA,
+    FIN,
+    GO_AWAY,
+    GO_AWAY_NORMAL,
+    GO_AWAY_PROTOCOL_ERROR,
+    HEADER_BYTES,
+    PING,
+    RST,
+    SYN,
+    WINDOW_UPDATE,
+    FrameParser,
+    FramePart,
+    ProtocolViolation,
+    encode_header,
+)
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_STREAMS_PER_PEER
 from p2pmesh.base.quantities import KIB, MIB
 from p2pmesh.ports.network import FaultKind
 
 PROTOCOL_ID = "/yamux/1.0.0"
-
-_HEADER = struct.Struct("!BBHII")
-HEADER_BYTES = _HEADER.size
-DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
-SYN, ACK, FIN, RST = 1, 2, 4, 8
-GO_AWAY_NORMAL, GO_AWAY_PROTOCOL_ERROR = 0, 1
 
 INITIAL_WINDOW_BYTES = 256 * KIB
 MAX_WINDOW_BYTES = 8 * MIB
@@ -98,64 +107,8 @@ ASKED_LIMITS = ConnectionLimits(streams=16, held_bytes=2 * MAX_CONTROL_MESSAGE_B
 """Of a stranger that we have opened a stream to ourselves: a welcome is as large as any message."""
 
 
-class _ProtocolViolation(Exception):
-    """The peer sent what yamux forbids."""
-
-
-class _Excess(_ProtocolViolation):
+class _Excess(ProtocolViolation):
     """The peer takes more than it may have."""
-
-
-class _FramePart(NamedTuple):
-    """A frame without a body, or the next bytes of a DATA frame's body (a tuple: each token makes some of them)."""
-
-    kind: int
-    flags: int
-    stream_id: int
-    length: int
-    body: memoryview
-    is_first: bool
-    is_last: bool
-
-
-_NO_BODY = memoryview(b"")
-
-
-class _Parser:
-    """Frames out of a byte stream that is cut anywhere; holds at most one header, never a body."""
-
-    def __init__(self) -> None:
-        self._beginning = b""
-        self._frame = (0, 0, 0, 0)
-        self._missing = 0
-
-    def feed(self, data: bytes) -> Iterator[_FramePart]:
-        """What ``data`` completes or continues, in order; ``_ProtocolViolation`` for a header yamux does not know."""
-        rest = memoryview(self._beginning + data if self._beginning else data)
-        self._beginning = b""
-        while rest:
-            if self._missing:
-                body, rest = rest[: self._missing], rest[self._missing :]
-                self._missing -= len(body)
-                yield _FramePart(*self._frame, body, is_first=False, is_last=not self._missing)
-                continue
-            if len(rest) < HEADER_BYTES:
-                self._beginning = bytes(rest)
-                return
-            version, kind, flags, stream_id, length = _HEADER.unpack_from(rest)
-            rest = rest[HEADER_BYTES:]
-            part = self._begin(version, kind, flags, stream_id, length)
-            if 0 < self._missing <= len(rest):  # the whole frame is here: one part
-                part, rest = part._replace(body=rest[:length], is_last=True), rest[length:]
-                self._missing = 0
-            yield part
-
-    def _begin(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> _FramePart:
-        if version != 0 or kind > GO_AWAY:
-            raise _ProtocolViolation(f"a frame of version {version} and type {kind}")
-        self._frame = (kind, flags, stream_id, length)
-        self._missing = length if kind == DATA else 0
-        return _FramePart(kind, flags, stream_id, length, _NO_BODY, is_first=True, is_last=not self._missing)
 
 
 class YamuxStream(IMuxedStream):
@@ -306,7 +259,7 @@ class YamuxStream(IMuxedStream):
 
     async def _let_others_run(self, length: int) -> None:
         self._sends += 1
-        if length > KIB * 32 or self._sends % SENDS_BETWEEN_CHECKPOINTS == 0:
+        if length > NOWAIT_BYTES or self._sends % SENDS_BETWEEN_CHECKPOINTS == 0:
             await trio.lowlevel.checkpoint()
 
     # --- ending
@@ -365,12 +318,12 @@ class YamuxStream(IMuxedStream):
     # --- what the connection tells
 
     def take_in(self, data: memoryview) -> None:
-        """Bytes from the peer; ``_ProtocolViolation`` beyond the window it was given."""
+        """Bytes from the peer; ``ProtocolViolation`` beyond the window it was given."""
         if self._is_received_finished:
-            raise _ProtocolViolation("data after the end of its stream")
+            raise ProtocolViolation("data after the end of its stream")
         self._uncredited += len(data)
         if self._uncredited > self._window:
-            raise _ProtocolViolation("more data than its window allows")
+            raise ProtocolViolation("more data than its window allows")
         if self.abandoned_at is not None or self._failure is not None:
             return
         self._received += data
@@ -448,7 +401,7 @@ class YamuxConnection(IMuxedConn):
         self._next_stream_id = 1 if channel.is_initiator else 2
         self._accepted: deque[YamuxStream] = deque()
         self._acceptors = trio.lowlevel.ParkingLot()
-        self._parser = _Parser()
+        self._parser = FrameParser()
         self._is_leaving = False
         self._window_growth = 0
         self._silent_pings = 0
@@ -507,7 +460,7 @@ class YamuxConnection(IMuxedConn):
             await work()
         except ConnectionClosedError as error:
             self._die(str(error))
-        except _ProtocolViolation as error:
+        except ProtocolViolation as error:
             self._tell_fault(FaultKind.FLOOD if isinstance(error, _Excess) else FaultKind.INVALID)
             self._say_good_bye(GO_AWAY_PROTOCOL_ERROR)
             self._die(f"the peer broke the yamux protocol: {error}")
@@ -585,7 +538,7 @@ class YamuxConnection(IMuxedConn):
             self.limits = ASKED_LIMITS
 
     def hold(self, count: int) -> None:
-        """``count`` bytes more wait for their readers; ``_ProtocolViolation`` beyond what the peer may make us hold."""
+        """``count`` bytes more wait for their readers; ``ProtocolViolation`` beyond what the peer may make us hold."""
         self.held_bytes += count
         if self.held_bytes > self.limits.held_bytes:
             raise _Excess(f"more than {self.limits.held_bytes} bytes wait for their readers")
@@ -603,14 +556,14 @@ class YamuxConnection(IMuxedConn):
 
     def send_data(self, stream_id: int, data: memoryview) -> None:
         """One DATA frame, at most ``MAX_FRAME_BYTES``."""
-        self._submit(_HEADER.pack(0, DATA, 0, stream_id, len(data)) + data)
+        self._submit(encode_header(DATA, 0, stream_id, len(data)) + data)
 
     def send_control(self, kind: int, flags: int, stream_id: int, value: int) -> None:
         """One frame without a body; a peer that lets these pile up is cut off."""
         if self._channel.unsent_bytes > self.limits.unsent_answer_bytes:
             self._tell_fault(FaultKind.FLOOD)
             self._die("the peer does not read")
-        self._submit(_HEADER.pack(0, kind, flags, stream_id, value))
+        self._submit(encode_header(kind, flags, stream_id, value))
 
     async def wait_for_room(self) -> None:
         """Waits while the socket is behind."""
@@ -635,7 +588,7 @@ class YamuxConnection(IMuxedConn):
             if self.is_closed:
                 return
 
-    def _take_in(self, part: "_FramePart") -> None:
+    def _take_in(self, part: FramePart) -> None:
         if part.kind == PING:
             self._take_in_ping(part)
             return
@@ -662,7 +615,7 @@ class YamuxConnection(IMuxedConn):
 
     def _take_in_new_stream(self, stream_id: int) -> None:
         if stream_id == 0 or (stream_id % 2 == 1) == self.is_initiator or stream_id in self._streams:
-            raise _ProtocolViolation("a stream id that is not the peer's to open")
+            raise ProtocolViolation("a stream id that is not the peer's to open")
         inbound = sum(stream.is_inbound for stream in self._streams.values())
         limit = self.limits.streams
         if inbound >= limit or len(self._accepted) >= limit or self._is_leaving:
@@ -674,7 +627,7 @@ class YamuxConnection(IMuxedConn):
         self._accepted.append(stream)
         self._acceptors.unpark_all()
 
-    def _take_in_ping(self, part: "_FramePart") -> None:
+    def _take_in_ping(self, part: FramePart) -> None:
         if part.flags & SYN:
             self.send_control(PING, ACK, 0, part.length)
         elif part.length == self._ping_count and self._pinged_at is not None:

@@ -14,19 +14,18 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from p2pmesh.adapters.p2p import yamux
 from p2pmesh.adapters.p2p.streams import PeerStream
-from p2pmesh.adapters.p2p.yamux import (
+from p2pmesh.adapters.p2p.yamux import INITIAL_WINDOW_BYTES, Vigilance, YamuxConnection
+from p2pmesh.adapters.p2p.yamux_frames import (
     ACK,
     DATA,
     FIN,
     GO_AWAY,
     HEADER_BYTES,
-    INITIAL_WINDOW_BYTES,
     PING,
     RST,
     SYN,
     WINDOW_UPDATE,
-    Vigilance,
-    YamuxConnection,
+    FrameParser,
 )
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_STREAMS_PER_PEER
 from p2pmesh.ports.network import FaultKind
@@ -129,7 +128,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def parsed(chunks: list[bytes]) -> list[tuple[int, int, int, int, bytes]]:
-    parser = yamux._Parser()
+    parser = FrameParser()
     whole: list[tuple[int, int, int, int, bytes]] = []
     for chunk in chunks:
         for part in parser.feed(chunk):
