@@ -708,8 +708,7 @@ class MembershipMachine(Generic[A]):
         if peer == self._own_peer or (stone is not None and stone.incarnation > incarnation):
             return ()
         member = self._members.get(peer)
-        until = Micros(now + self._policy.tombstone_us)
-        heard_at = now
+        until = Micros(max(now + self._policy.tombstone_us, 0 if stone is None else stone.until))
         if member is not None:
             if member.announcement.incarnation > incarnation:
                 return ()
@@ -717,7 +716,10 @@ class MembershipMachine(Generic[A]):
             until = Micros(max(until, member.announced_at + member.lives_us))
         else:
             self._end_inquiry(peer)
-        self._bury(peer, _Tombstone(MemberState.LEFT, incarnation, _NEVER, heard_at, until))
+        # Nobody comes back from exclusion by saying that it goes and comes again.
+        is_excluded = stone is not None and stone.state is MemberState.EXCLUDED
+        state = MemberState.EXCLUDED if is_excluded else MemberState.LEFT
+        self._bury(peer, _Tombstone(state, incarnation, _NEVER, now, until))
         if self._round_at == _NEVER:
             self._start_rounds(now)
         return () if member is None else (PeerLeft(peer),)

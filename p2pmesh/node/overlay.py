@@ -110,7 +110,7 @@ class Overlay:
         self._runner: MachineRunner[admission.Event, admission.Effect] = MachineRunner(
             self._admission, ports.clock, self._perform, admission.DeadlinePassed()
         )
-        self.board.is_outcast = self.credentials.is_outcast
+        self.board.is_outcast = lambda peer: self.credentials.is_outcast(peer) or self.conduct.is_banned(peer)
         self.shut_out: P2PMeshError | None = None
         """Why nobody lets us in any more, once all who answered said so."""
         self.returns = 0

@@ -491,6 +491,15 @@ def test_an_excluded_peer_is_gone_at_once_and_only_its_own_connection_brings_it_
     assert life.tell(ConnectionOpened(A), said(A, 2, incarnation=2)) == [PeerJoined(A)]
 
 
+def test_an_excluded_peer_does_not_come_back_by_leaving_and_a_new_life() -> None:
+    life = Life(A, B)
+    life.tell(PeerExcluded(A), LeavingHeard(A, 1))
+    assert life.state(A) is MemberState.EXCLUDED
+    assert kinds(life.tell(said(A, 1, incarnation=2))) == [SendProbe]
+    assert life.state(A) is MemberState.EXCLUDED
+    assert life.tell(ConnectionOpened(A), said(A, 2, incarnation=2)) == [PeerJoined(A)]
+
+
 def test_a_peer_that_is_excluded_while_it_is_asked_does_not_come_back_by_its_answer() -> None:
     life = Life(A, B)
     (probe,) = life.tell(DownReported(B, A, 1))

@@ -180,3 +180,15 @@ async def test_a_member_that_connects_again_and_again_is_banned_for_the_flood(au
         for _ in range(20):
             founder.node.overlay.conduct.note_admitted(member.peer)
         assert (await founder.wait_told("peer_banned"))["offence"] == "flood"
+
+
+async def test_a_banned_peer_is_in_no_view_again_by_what_others_say_of_it(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member, _ = await mesh.join("member", founder), await mesh.join("helper", founder)
+        for _ in range(5):
+            await speak(founder, member, GARBAGE)
+        await founder.wait_told("peer_banned")
+        for _ in range(50):  # it announces, lives, and the helper reaches it
+            await trio.sleep(10)
+            assert founder.node.overlay.board.find(member.peer) is None
