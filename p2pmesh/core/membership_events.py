@@ -38,6 +38,10 @@ class MemberState(StrEnum):
     EXCLUDED = "excluded"
 
 
+GONE = frozenset({MemberState.FAILED, MemberState.LEFT, MemberState.EXCLUDED})
+"""States of peers that do not count any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class MembershipPolicy:
     """Times in microseconds, and bounds. The protocol document derives the bound on detection from these."""

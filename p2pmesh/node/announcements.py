@@ -20,6 +20,7 @@ from p2pmesh.base.limits import (
 )
 from p2pmesh.base.quantities import MIB, Micros
 from p2pmesh.core import connections, hosts, membership, shards
+from p2pmesh.core.membership_events import GONE
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.topics import Speech, Topics
 from p2pmesh.ports.clock import Clock, Entropy
@@ -51,9 +52,6 @@ _OF_THE_VIEW = (
     | membership.PeerLeft
     | membership.PeerForgotten
 )
-
-
-_GONE = (membership.MemberState.FAILED, membership.MemberState.LEFT, membership.MemberState.EXCLUDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class AnnouncementBoard:
 
     def is_gone(self, peer: PeerId) -> bool:
         """Whether a peer failed, left or is kept out."""
-        return self._machine.state_of(peer) in _GONE
+        return self._machine.state_of(peer) in GONE
 
     def is_suspect(self, peer: PeerId) -> bool:
         """Whether a peer that counts may be gone."""

@@ -48,10 +48,9 @@ class Connections:
     def _look(self) -> list[connections.Standing]:
         now = self._ports.clock.now()
         self._parted = {peer: due for peer, due in self._parted.items() if due > now}
-        admitted = [peer for peer in self._ports.network.connected_peers() if self._overlay.is_admitted(peer)]
         before, self._used_at = self._used_at, {}
         standing = []
-        for peer in sorted(admitted):
+        for peer in self._overlay.admitted_peers():
             is_used = self._is_used(peer, exchanges=0)
             self._used_at[peer] = now if is_used else before.get(peer, now)
             is_near = self._overlay.board.is_near(peer)

@@ -74,7 +74,7 @@ class Links:
 
     def _sample(self) -> None:
         network, now = self._ports.network, self._ports.clock.now()
-        admitted = frozenset(peer for peer in network.connected_peers() if self._overlay.is_admitted(peer))
+        admitted = frozenset(self._overlay.admitted_peers())
         for peer in sorted(self._measured - admitted):
             self._machine.handle(links.ConnectionLost(peer), now)
         self._measured = admitted

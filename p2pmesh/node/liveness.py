@@ -128,11 +128,10 @@ class Liveness:
             self._overlay.mesh_id, own.peer_id, own.incarnation, own.sequence + 1, self._ports.clock.unix_ms()
         )
         note = self._seal(leaving)
-        admitted = [peer for peer in sorted(self._ports.network.connected_peers()) if self._overlay.is_admitted(peer)]
         with trio.move_on_after(FAREWELL_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._say_leaving, leaving, self._topics_about(own))
-                for peer in admitted[:MAX_FAREWELLS]:
+                for peer in self._overlay.admitted_peers()[:MAX_FAREWELLS]:
                     nursery.start_soon(self._say_farewell, peer, note)
 
     async def _keep_deadlines(self) -> None:
@@ -254,8 +253,8 @@ class Liveness:
     def _has_enough_connections(self) -> bool:
         if not self._board.is_large:
             return False
-        admitted = [peer for peer in self._ports.network.connected_peers() if self._overlay.is_admitted(peer)]
-        return sum(self._board.is_near(peer) for peer in admitted) >= CONNECTION_POLICY.opened_below
+        near = [peer for peer in self._overlay.admitted_peers() if self._board.is_near(peer)]
+        return len(near) >= CONNECTION_POLICY.opened_below
 
     async def _ask(self, peer: PeerId, nonce: bytes) -> bytes:
         """The peer's proof; what it announces besides is learnt. Its caller bounds the time."""

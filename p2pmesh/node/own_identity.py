@@ -68,7 +68,7 @@ class IdentityGuard:
 
     def _next_peers(self) -> tuple[PeerId, ...]:
         """The admitted peers after the one that was asked last, by peer id and round again."""
-        admitted = sorted(peer for peer in self._ports.network.connected_peers() if self._overlay.is_admitted(peer))
+        admitted = self._overlay.admitted_peers()
         after = [peer for peer in admitted if peer > self._last_asked]
         turn = (*after, *admitted)[: ASKED_WHILE_ALERT if self._is_alert() else 1]
         return tuple(dict.fromkeys(turn))

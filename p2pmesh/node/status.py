@@ -5,7 +5,7 @@ from typing import Any
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.links import LinkEstimate
-from p2pmesh.core.membership import MemberState
+from p2pmesh.core.membership_events import GONE
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay
@@ -63,8 +63,7 @@ def _shown(overlay: Overlay, others: Sequence[Announcement]) -> Sequence[Announc
 def _gone(health: Mapping[PeerId, dict[str, Any]]) -> list[dict[str, Any]]:
     """Who failed, left or was put out lately."""
     shown = ("peer_id", "name", "health", "last_heard_s")
-    gone = (MemberState.FAILED, MemberState.LEFT, MemberState.EXCLUDED)
-    return [{name: facts[name] for name in shown} for facts in health.values() if facts["health"] in gone]
+    return [{name: facts[name] for name in shown} for facts in health.values() if facts["health"] in GONE]
 
 
 def _describe_peer(overlay: Overlay, peer: Announcement, health: Mapping[PeerId, dict[str, Any]]) -> dict[str, Any]:
