@@ -211,6 +211,9 @@ class Arrivals:
     def _connect(self, member: Member, other: Member) -> None:
         self._shake_hands(member, other)
         for one, two in ((member, other), (other, member)):
+            before_us = one.connections.pop(two.number, None)
+            if before_us is not None:  # with the run before, of whose end it has not heard
+                self._pay_pings(one, before_us)
             one.connections[two.number] = self._world.now_us
             self._admit(one, two)
         for one, two in ((member, other), (other, member)):
@@ -306,18 +309,18 @@ class Arrivals:
         world.gossip.on_end(member)
         world.audit.on_end(member, is_leaving=is_leaving)
         world.after(DETECT_US, partial(self.renew_relays_of, number))
-        for other_number in tuple(member.connections):
+        for other_number, since_us in tuple(member.connections.items()):
             self._disconnect(member, other_number)
             other = world.members[other_number]
             if other is not None:
                 is_silent = member.traits.is_silent_when_dead and not is_leaving
                 quiet_us = DETECT_US + self._draws.below(PING_INTERVAL_S * SECOND_US) if is_silent else 0
                 delay_us = quiet_us + self._draws.below(RESET_US)
-                world.after(delay_us, partial(self._notice, other, number))
+                world.after(delay_us, partial(self._notice, other, number, since_us))
 
-    def _notice(self, member: Member, number: int) -> None:
+    def _notice(self, member: Member, number: int, since_us: int) -> None:
         """The connection is found broken, unless it is another one by now."""
-        if not member.is_up:
+        if not member.is_up or member.connections.get(number) != since_us:
             return
         self._disconnect(member, number)
         self.connect_neighbours(member)

@@ -120,6 +120,16 @@ def test_a_peer_that_is_back_within_five_seconds_is_known_again() -> None:
                 assert said.incarnation == incarnation
 
 
+def test_a_peer_that_is_back_before_its_end_is_noticed_keeps_its_new_connections() -> None:
+    world = world_of(scenario(3, Restart(60 * SECOND_US, 300_000, SECOND_US)), 40)
+    assert world.audit.crashes > 5
+    for member in world.live:
+        for number, since_us in member.connections.items():
+            other = world.members[number]
+            assert other is not None
+            assert other.connections.get(member.number) == since_us
+
+
 def test_machines_that_believe_no_report_and_probe_nobody_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = MembershipMachine.handle
 
