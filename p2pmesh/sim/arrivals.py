@@ -307,6 +307,7 @@ class Arrivals:
         self._take_from_live(number)
         world.directory.leave(number, member.traits.peer_hash)
         world.gossip.on_end(member)
+        self._reserve(member, ())
         world.audit.on_end(member, is_leaving=is_leaving)
         world.after(DETECT_US, partial(self.renew_relays_of, number))
         for other_number, since_us in tuple(member.connections.items()):
@@ -345,10 +346,17 @@ class Arrivals:
             if relay is None:
                 break
             kept.append(relay)
-            self._reserved.setdefault(relay, {})[member.number] = None
-        member.relays = tuple(kept)
+        self._reserve(member, tuple(kept))
         if len(kept) < RELAYS:
             world.after(RETRY_US, partial(self.renew_relays, member))
+
+    def _reserve(self, member: Member, relays: tuple[int, ...]) -> None:
+        """With these and with no others."""
+        for relay in member.relays:
+            self._reserved.get(relay, {}).pop(member.number, None)
+        for relay in relays:
+            self._reserved.setdefault(relay, {})[member.number] = None
+        member.relays = relays
 
     def _choose_relay(self, member: Member, kept: list[int]) -> int | None:
         """Of a few that can be dialled, the one with the fewest reservations, as far as they have room."""

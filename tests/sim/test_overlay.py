@@ -31,7 +31,7 @@ from p2pmesh.sim.overlay_scenario import (
     Turnover,
 )
 from p2pmesh.sim.recorder import Recorder, replay_recording
-from p2pmesh.sim.scenario import MINUTE_US, SECOND_US, Crash
+from p2pmesh.sim.scenario import MINUTE_US, SECOND_US, Crash, Partition
 from p2pmesh.sim.scenario_file import builtin_names, builtin_scenario
 from tests.sim.regenerate import DIGESTS, digests
 
@@ -128,6 +128,14 @@ def test_a_peer_that_is_back_before_its_end_is_noticed_keeps_its_new_connections
             other = world.members[number]
             assert other is not None
             assert other.connections.get(member.number) == since_us
+
+
+def test_a_relay_counts_no_reservation_of_peers_that_are_gone_or_went_to_another() -> None:
+    faults = (Turnover(MINUTE_US, 8 * MINUTE_US, 5_000_000), Partition(3 * MINUTE_US, 5 * MINUTE_US, 40))
+    world = world_of(scenario(9, *faults), 60)
+    assert world.audit.crashes + world.audit.leaves > 20
+    reserved = {(relay, number) for relay, numbers in world.arrivals._reserved.items() for number in numbers}
+    assert reserved == {(relay, member.number) for member in world.live for relay in member.relays}
 
 
 def test_machines_that_believe_no_report_and_probe_nobody_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
