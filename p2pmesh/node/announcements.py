@@ -42,6 +42,8 @@ MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
 """Announcements in one message leave room for what stands beside them."""
 MAX_KNOWN_BYTES = 16 * MIB
 """Announcements of peers that are not admitted; a record takes some times its bytes in memory."""
+MAX_JUDGED = 64
+"""Words that gossip found valid and that are not taken in yet."""
 
 _OF_THE_VIEW = (
     membership.PeerJoined
@@ -90,6 +92,8 @@ class AnnouncementBoard:
         self._hosts = hosts.HostBound()
         self._sealed: dict[PeerId, bytes] = {}
         self._sealed_bytes = 0
+        self._judged: dict[bytes, Announcement] = {}
+        """What gossip has just found valid, by its bytes: it is learnt next, and need not be verified twice."""
         speech = Speech(self.seal_own, self._check_gossip, self.learn)
         self.topics = Topics(ports.identity.peer_id, MeshId(own.mesh_id), ports.network, ports.clock, speech)
         self.topics.on_moved = self._forget_who_is_out_of_earshot
@@ -265,6 +269,9 @@ class AnnouncementBoard:
 
     def decode(self, data: bytes) -> Announcement:
         """An announcement of our mesh, signed by its speaker, who may be anybody; raises ``RemoteProtocolError``."""
+        judged = self._judged.pop(data, None)
+        if judged is not None:
+            return judged
         verifier = self._ports.verifier
         announcement = decode_announcement(data, verifier.is_signature_of, verifier.peer_id_of)
         if announcement.mesh_id != self._own.mesh_id:
@@ -350,6 +357,9 @@ class AnnouncementBoard:
         if self._lives_ms(said) <= 0:
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "an announcement that has expired")
         self.check_speaker(said)
+        while len(self._judged) >= MAX_JUDGED:
+            del self._judged[next(iter(self._judged))]
+        self._judged[data] = said
         return said
 
     def _lives_ms(self, announcement: Announcement) -> int:

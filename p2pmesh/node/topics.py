@@ -182,6 +182,7 @@ class Topics:
     async def _join_and_leave(self, nursery: trio.Nursery) -> None:
         wanted = {topic_of(self._mesh_id, bits): bits for bits in self._machine.listen_bits}
         wanted |= {model_topic_of(self._mesh_id, digest): "" for digest in self._models}
+        has_moved = self._heard.keys() != wanted.keys()
         for topic in [topic for topic in self._heard if topic not in wanted]:
             heard = self._heard.pop(topic)
             heard.scope.cancel()
@@ -191,7 +192,8 @@ class Topics:
                 subscription = await self._network.subscribe(topic, self._validator(bits))
                 heard = self._heard[topic] = _Heard(subscription)
                 nursery.start_soon(self._follow, heard)
-        self.moved.mark()
+        if has_moved:
+            self.moved.mark()
 
     def _validator(self, bits: str) -> Callable[[bytes], bool]:
         """Valid on a topic is a true word of a peer that belongs there, fresher than its last, within its rate."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -13,6 +14,7 @@ from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_ANNOUNCEMENT_BYTES
 from p2pmesh.core.membership import ConnectionOpened
 from p2pmesh.core.shards import shard_bits_of, shared_bits
+from p2pmesh.node import announcements
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours, OwnLoad
 from p2pmesh.wire.announcement import (
     Announcement,
@@ -361,6 +363,46 @@ async def test_a_replay_an_expired_word_and_a_flood_are_not_passed_on(autojump_c
         assert not subscription.accepts(sealed(speaker, sequence=6, mesh_id="cd" * 16))
         passed = sum(subscription.accepts(sealed(speaker, sequence=10 + n)) for n in range(100))
         assert passed == 15
+
+    await run_stage(test)
+
+
+async def test_a_word_that_gossip_brings_is_verified_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bytes] = []
+
+    def look(data: bytes, *given: Any) -> Announcement:
+        looked.append(data)
+        return decode_announcement(data, *given)
+
+    monkeypatch.setattr(announcements, "decode_announcement", look)
+
+    async def test(stage: Stage) -> None:
+        far = fake_identity("far")
+        speaker = await stage.listener("speaker", own_topic(stage, 0))
+        await speaker.network.publish(own_topic(stage, 0), sealed(far))
+        await trio.sleep(1)
+        assert stage.board.find(far.peer_id) is not None
+        assert looked == [sealed(far)]
+        for number in range(2, 200):  # what no topic takes is not kept for long
+            stage.board._check_gossip(sealed(far, sequence=number))
+        assert len(stage.board._judged) == 64
+
+    await run_stage(test)
+
+
+async def test_a_node_is_told_to_move_only_where_it_listens_elsewhere(autojump_clock: MockClock) -> None:
+    async def test(stage: Stage) -> None:
+        topics = stage.board.topics
+        marked = topics.moved.count
+        stage.crowd(3)
+        topics._wishes.mark()
+        await trio.sleep(1)
+        assert topics.moved.count == marked
+        stage.crowd(40, shared=2, shard_depth=3)
+        await trio.sleep(1)
+        assert topics.moved.count > marked
 
     await run_stage(test)
 
