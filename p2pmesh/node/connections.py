@@ -64,6 +64,8 @@ class Connections:
 
     async def _part(self, peer: PeerId) -> None:
         """Asks; where the answer is no, or none, the connection counts as just used."""
+        if not self._overlay.is_admitted(peer):  # gone while others were asked: asking now would dial it
+            return
         now = self._ports.clock.now()
         self._used_at[peer] = now
         with trio.move_on_after(ANSWER_TIMEOUT_S), suppress(P2PMeshError):

@@ -92,6 +92,14 @@ async def test_whoever_needs_the_connection_does_not_agree_to_its_end(autojump_c
         assert await stream.expect(Done, 5) == Done()
 
 
+async def test_nobody_is_dialled_in_order_to_part(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member, other = await mesh.join("member", founder), await mesh.join("other", founder)
+        await member.node._connections._part(other.peer)
+        assert other.peer not in {told["peer_id"] for told in member.told("peer_joined")}
+
+
 async def test_an_agreement_does_not_hide_an_end_that_comes_long_after(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         founder, member = await crowd(mesh, 2)
