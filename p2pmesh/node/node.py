@@ -123,7 +123,7 @@ class Node:
             self._report_models("ready", names - told)
             self._report_models("not_routable", told - names)
             told = names
-            self.overlay.board.change_own(wanted=tuple(self.router.awaited()))
+            self.overlay.board.change_own(wanted=tuple(self.router.awaited(names)))
             await self.overlay.board.changes.wait_beyond(seen)
 
     def _report_overlay(self, name: str, fields: dict[str, Any]) -> None:

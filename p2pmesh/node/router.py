@@ -1,6 +1,6 @@
 """Requests of clients -> the peer that drives their model, this one or another."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from p2pmesh.base.errors import ErrorCode, Refused
@@ -43,9 +43,8 @@ class Router:
         """Models that can be routed from here, by name."""
         return served_models((self._overlay.board.own(), *self._trusted()))
 
-    def awaited(self) -> list[str]:
-        """Models that are to come and cannot be routed yet."""
-        known = self.models()
+    def awaited(self, known: Container[str]) -> list[str]:
+        """Models that are to come and are not among the ``known`` ones, which can be routed."""
         return [name for name in self._expected if name not in known]
 
     @asynccontextmanager
