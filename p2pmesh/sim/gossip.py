@@ -180,7 +180,7 @@ class Gossip:
         line, bytes_of, perform, arm = world.fold.line, world.ledger.gossip, world.perform, world.arm
         append = line.append
         line.extend((now, publisher.number, said.sequence if said is not None else 0))
-        until_drop = self._until_drop
+        until_drop, has_wrong_clocks = self._until_drop, self.has_wrong_clocks
         hearers = [hearer for hearer in hearers if hearer.is_up and hearer is not publisher]
         world.ledger.pass_on(news.cause, len(hearers) * size_bytes)
         for member in hearers:
@@ -190,10 +190,8 @@ class Gossip:
                 until_drop = self._draws.gap(self._drop)
                 continue
             until_drop -= 1
-            if said is not None and self.has_wrong_clocks:
-                event = AnnouncementReceived(said, lives_us(said, now, member.traits.clock_us, SKEW_US))
             append(number)
-            effects = member.handle(event, now)
+            effects = member.handle(self._event_for(member, said, event) if has_wrong_clocks else event, now)
             if effects:
                 perform(member, effects)
                 arm(member)
@@ -203,13 +201,19 @@ class Gossip:
         world.events += len(hearers)
         self.receipts += len(hearers)
         if self._duplicate:
-            self._double(hearers, event)
+            self._double(hearers, said, event)
 
-    def _double(self, hearers: list[Member], event: Any) -> None:
+    def _event_for(self, member: Member, said: Said | None, event: Any) -> Any:
+        """By the reader's own clock, if clocks are wrong."""
+        if said is None or not self.has_wrong_clocks:
+            return event
+        return AnnouncementReceived(said, lives_us(said, self._world.now_us, member.traits.clock_us, SKEW_US))
+
+    def _double(self, hearers: list[Member], said: Said | None, event: Any) -> None:
         """Some hear twice."""
         for member in hearers:
             if self._until_duplicate <= 0:
                 self._until_duplicate = self._draws.gap(self._duplicate)
-                self._world.tell(member, event)
+                self._world.tell(member, self._event_for(member, said, event))
             else:
                 self._until_duplicate -= 1

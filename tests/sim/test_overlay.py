@@ -21,6 +21,7 @@ from p2pmesh.sim.overlay import Overlay
 from p2pmesh.sim.overlay_faults import schedule_faults
 from p2pmesh.sim.overlay_report import OverlayReport, Spread, describe_overlay, make_report, simulate_overlay, spread_of
 from p2pmesh.sim.overlay_scenario import (
+    ClockStep,
     FalseReports,
     Loss,
     OverlayFault,
@@ -213,6 +214,24 @@ def test_lost_and_doubled_gossip_changes_little() -> None:
     report = simulate_overlay(scenario(15, loss, Crash(5 * MINUTE_US, 3)), 40, 1)
     assert report.violations == ()
     assert report.detection_us.count == 39
+
+
+def test_gossip_that_is_heard_twice_lives_as_long_by_the_same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = MembershipMachine.handle
+    heard: dict[tuple[int, int, int], list[int]] = {}
+
+    def note(machine: MembershipMachine[object], event: membership.Event, now: Micros) -> tuple[object, ...]:
+        if isinstance(event, membership.AnnouncementReceived):
+            heard.setdefault((id(machine), id(event.announcement), now), []).append(event.lives_us)
+        return handle(machine, event, now)
+
+    monkeypatch.setattr(MembershipMachine, "handle", note)
+    clocks = (ClockStep(MINUTE_US, 300_000, -20 * SECOND_US), ClockStep(MINUTE_US, 300_000, 40 * SECOND_US))
+    world = Overlay(scenario(4, *clocks, Loss(2 * MINUTE_US, 4 * MINUTE_US, 0, 500_000)), 20, 1)
+    schedule_faults(world)
+    world.run()
+    assert sum(len(lives) > 1 for lives in heard.values()) > 20
+    assert all(len(set(lives)) == 1 for lives in heard.values())
 
 
 def test_made_up_identities_get_few_places_in_a_view_and_hide_no_model() -> None:
