@@ -158,6 +158,9 @@ class Audit:
     def _check_view(self, member: Member) -> None:
         if set(member.topics) != set(member.shards.listen_bits):
             self._violate(f"peer {member.number} listens to {sorted(member.topics)}")
+        connected = {self._world.traits[number].peer_id for number in member.connections}
+        if set(member.admission.admitted()) != connected:
+            self._violate(f"peer {member.number} admits others than it is connected to")
         views = member.machine.views()
         counting = sum(view.state in (MemberState.ALIVE, MemberState.SUSPECT) for view in views)
         if counting != member.machine.live_count or len(views) != member.machine.known_count:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from p2pmesh.base.quantities import Micros
-from p2pmesh.core import membership
+from p2pmesh.core import admission, membership
+from p2pmesh.core.admission import AdmissionMachine
 from p2pmesh.core.membership import MembershipMachine
 from p2pmesh.core.shards import ShardMachine, ShardPolicy
 from p2pmesh.sim import member as members
@@ -182,6 +183,18 @@ def test_a_newcomer_that_hears_a_farewell_before_it_knows_anybody_probes_all_the
         world.at(start_us, lambda: world.after(0, say_farewell))
     world.run()
     assert make_report(world).violations == ()
+
+
+def test_an_admission_machine_that_misses_the_end_of_a_connection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = AdmissionMachine.handle
+
+    def deaf(machine: AdmissionMachine, event: admission.Event, now: Micros) -> tuple[object, ...]:
+        return () if isinstance(event, admission.Disconnected) else handle(machine, event, now)
+
+    monkeypatch.setattr(AdmissionMachine, "handle", deaf)
+    report = simulate_overlay(scenario(3, Crash(MINUTE_US, 3)), 20, 1)
+    assert report.violations
+    assert all(text.endswith("admits others than it is connected to") for text in report.violations)
 
 
 def test_machines_that_believe_whatever_is_reported_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
