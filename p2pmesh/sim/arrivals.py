@@ -125,7 +125,7 @@ class Arrivals:
         return member
 
     def pick_live(self, draws: Draws) -> Member:
-        """Any peer that runs."""
+        """Any peer that runs; there is one."""
         return self._world.live[draws.below(len(self._world.live))]
 
     def _enter(self, member: Member) -> None:

@@ -15,6 +15,7 @@ from p2pmesh.sim.chance import Draws
 from p2pmesh.sim.directory import PARALLEL, STALE_PERCENT
 from p2pmesh.sim.member import Member
 from p2pmesh.sim.peer import MESH_ID
+from p2pmesh.sim.runner import check_deadline_moved
 from p2pmesh.sim.scenario import SECOND_US
 from p2pmesh.sim.surroundings import Surroundings
 from p2pmesh.sim.traffic import DHT_REQUEST_BYTES, DHT_RESPONSE_BYTES, DIAL_BYTES, IDENTIFY_BYTES, STREAM_BYTES, Cause
@@ -113,8 +114,13 @@ class Finding:
             if isinstance(effect, Provide):
                 self.pay_lookup(member, Cause.RECORDS)
                 self._world.after(self.lookup_us(member), partial(self._store, member, effect.key))
-        wake = partial(self._tell_records, member, _DEADLINE)
+        wake = partial(self._wake_records, member)
         member.records_alarm.set_by(self._world.calendar, member.records.deadline(), wake)
+
+    def _wake_records(self, member: Member) -> None:
+        if member.is_up:
+            self._tell_records(member, _DEADLINE)
+            check_deadline_moved(member.records, self._world.now_us)
 
     def _store(self, member: Member, key: RecordKey) -> None:
         world = self._world
@@ -150,7 +156,7 @@ class Finding:
                 world.after(self._draws.below(SEEK_WINDOW_US), partial(self._seek, search, seeker))
 
     def _pick_provider(self) -> Member | None:
-        for _ in range(16):
+        for _ in range(16 if self._world.live else 0):
             member = self._world.arrivals.pick_live(self._draws)
             if member.is_joined and not member.traits.is_lying:
                 return member

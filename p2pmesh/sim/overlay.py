@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import membership, shards
@@ -28,6 +29,7 @@ from p2pmesh.sim.peer import peer_id_of
 from p2pmesh.sim.probing import Probing
 from p2pmesh.sim.recorder import Recorder
 from p2pmesh.sim.regions import Regions
+from p2pmesh.sim.runner import check_deadline_moved
 from p2pmesh.sim.scenario import SECOND_US
 from p2pmesh.sim.traffic import TrafficLedger
 
@@ -86,7 +88,11 @@ class Overlay:
         """One more key, with the traits that the population gives it; its number."""
         number = len(self.traits)
         if number >= MAX_KEYS:
-            raise RuntimeError(f"more than {MAX_KEYS} keys")
+            raise ConfigError(
+                ErrorCode.CONFIG_INVALID,
+                f"the scenario makes more than {MAX_KEYS} keys by {self.now_us // SECOND_US} s: "
+                "simulate fewer peers, a smaller turnover, or fewer made-up identities",
+            )
         traits = draw_traits(number, peer_id or peer_id_of(number), self.scenario.population, self.seed)
         traits.host = number if host is None else host
         self.traits.append(traits)
@@ -168,6 +174,7 @@ class Overlay:
         due = member.machine.deadline()
         if due is not None and due <= when_us:
             self.tell(member, _DEADLINE)
+            check_deadline_moved(member.machine, when_us)
         else:
             self.arm(member)
 
@@ -259,6 +266,7 @@ class Overlay:
     def _wake_shards(self, member: Member) -> None:
         if member.is_up:
             self.tell_shards(member, _SHARD_DEADLINE)
+            check_deadline_moved(member.shards, self.now_us)
 
 
 _ABOUT_REPORTERS = (membership.ReporterMuted, membership.RefuteSelf)

@@ -5,6 +5,7 @@ Who is hit is drawn from the seed and the fault's place in the list, so that one
 
 from functools import partial
 
+from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.membership import DownReported
 from p2pmesh.core.shards import shard_bits_of
@@ -109,10 +110,9 @@ def _schedule_turnover(world: Overlay, fault: Turnover, draws: Draws) -> None:
 
 
 def _turn_over(world: Overlay, fault: Turnover, draws: Draws) -> None:
-    member = world.arrivals.pick_live(draws)
-    if member.number == 0:
+    number = world.arrivals.pick_live(draws).number if world.live else 0
+    if number == 0:
         return
-    number = member.number
     if draws.happens(fault.leaving):
         world.arrivals.leave(number)
     else:
@@ -139,22 +139,27 @@ def _lie(world: Overlay, number: int, fault: FalseReports, draws: Draws) -> None
     world.gossip.spread(member, _shard_of(world, said), None, report, REPORT_BYTES)
 
 
-def _pick_attacker(world: Overlay, draws: Draws) -> Member:
-    while True:
-        member = world.arrivals.pick_live(draws)
-        if member.is_joined and not member.traits.is_nat and member.number > 0:
-            return member
+def _pick(world: Overlay, among: list[Member], draws: Draws) -> Member:
+    """One of those who can play a part in an attack; ``ConfigError`` if nobody can at that moment."""
+    if not among:
+        raise ConfigError(
+            ErrorCode.CONFIG_INVALID,
+            f"at {world.now_us // SECOND_US} s nobody is there to attack or to be attacked: let the fault come later, "
+            "simulate more peers, or fewer behind NAT",
+        )
+    return among[draws.below(len(among))]
 
 
 def _eclipse(world: Overlay, count: int, draws: Draws) -> None:
-    victim = world.arrivals.pick_live(draws)
+    victim = _pick(world, world.live, draws)
     world.audit.victim = victim.number
     _make_up(world, count, victim, draws)
 
 
 def _make_up(world: Overlay, count: int, victim: Member | None, draws: Draws) -> None:
     """Identities whose announcements the attacker gossips, and for which it answers probes."""
-    attacker = _pick_attacker(world, draws)
+    fit = [member for member in world.live if member.is_joined and not member.traits.is_nat and member.number > 0]
+    attacker = _pick(world, [member for member in fit if member is not victim], draws)
     for _ in range(count):
         peer_id = None if victim is None else _ground(world, victim, draws)
         number = world.add_peer(peer_id, attacker.number)
@@ -170,7 +175,10 @@ def _ground(world: Overlay, victim: Member, draws: Draws) -> PeerId:
         peer_id = peer_id_of(100_000 + draws.below(899_999))
         if peer_id not in world.numbers and shard_bits_of(peer_id, GRIND_BITS) == wanted:
             return peer_id
-    raise RuntimeError(f"no identity left that begins with {wanted}")
+    raise ConfigError(
+        ErrorCode.CONFIG_INVALID,
+        f"no identity is left that begins with {wanted}: simulate fewer or smaller eclipses",
+    )
 
 
 def _speak_for(world: Overlay, attacker: Member, number: int, sequence: int, victim: Member | None) -> None:

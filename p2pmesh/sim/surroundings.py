@@ -41,7 +41,7 @@ class ArrivalsPart(Protocol):
     """``sim.arrivals`` for the others."""
 
     def pick_live(self, draws: Draws) -> Member:
-        """Any peer that runs."""
+        """Any peer that runs; there is one."""
 
     def settle_pings(self, member: Member) -> None:
         """Charges the connections that still stand."""

@@ -11,18 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from p2pmesh.base.errors import ConfigError
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import admission, membership
 from p2pmesh.core.admission import AdmissionMachine
 from p2pmesh.core.membership import MembershipMachine
 from p2pmesh.core.shards import ShardMachine, ShardPolicy
 from p2pmesh.sim import member as members
+from p2pmesh.sim import overlay, overlay_faults
+from p2pmesh.sim.calendar import RunawayError
 from p2pmesh.sim.member import Member
 from p2pmesh.sim.overlay import Overlay
 from p2pmesh.sim.overlay_faults import schedule_faults
 from p2pmesh.sim.overlay_report import OverlayReport, Spread, describe_overlay, make_report, simulate_overlay, spread_of
 from p2pmesh.sim.overlay_scenario import (
     ClockStep,
+    Eclipse,
     FalseReports,
     Loss,
     OverlayFault,
@@ -30,6 +34,8 @@ from p2pmesh.sim.overlay_scenario import (
     OverlayScenario,
     RegionLinks,
     Restart,
+    Searches,
+    Sybils,
     Turnover,
 )
 from p2pmesh.sim.recorder import Recorder, replay_recording
@@ -165,6 +171,55 @@ def test_a_machine_that_is_not_woken_by_its_deadline_is_caught(monkeypatch: pyte
     report = simulate_overlay(scenario(3), 20, 1)
     assert report.violations
     assert all(text.split(": ")[1].startswith("peer 7 sleeps beyond its deadline") for text in report.violations)
+
+
+def test_a_machine_that_keeps_a_deadline_of_which_it_was_told_ends_the_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = MembershipMachine.handle
+
+    def stubborn(machine: MembershipMachine[object], event: membership.Event, now: Micros) -> tuple[object, ...]:
+        return () if isinstance(event, membership.DeadlinePassed) else handle(machine, event, now)
+
+    monkeypatch.setattr(MembershipMachine, "handle", stubborn)
+    with pytest.raises(RunawayError, match="MembershipMachine keeps a deadline"):
+        simulate_overlay(scenario(3), 20, 1)
+
+
+EVERYBODY_GOES = (Crash(MINUTE_US, 0), Crash(MINUTE_US, 1))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (*EVERYBODY_GOES, Sybils(2 * MINUTE_US, 3)),
+        (*EVERYBODY_GOES, Eclipse(2 * MINUTE_US, 3)),
+        (Crash(MINUTE_US, 1), Sybils(2 * MINUTE_US, 3)),
+        (Crash(MINUTE_US, 1), Eclipse(2 * MINUTE_US, 3)),
+    ],
+)
+def test_an_attack_for_which_nobody_is_there_is_the_scenarios_mistake(faults: tuple[OverlayFault, ...]) -> None:
+    with pytest.raises(ConfigError, match="at 120 s nobody is there to attack or to be attacked: let the fault come"):
+        simulate_overlay(scenario(3, *faults), 2, 1)
+
+
+def test_an_overlay_that_everybody_has_left_goes_on_to_its_end() -> None:
+    turnover = Turnover(90 * SECOND_US, 3 * MINUTE_US, 10_000_000, down_us=30 * MINUTE_US)
+    given = dataclasses.replace(scenario(5, *EVERYBODY_GOES, turnover), searches=Searches(from_us=2 * MINUTE_US))
+    report = simulate_overlay(given, 2, 1)
+    assert (report.live, report.violations) == (0, ())
+
+
+def test_more_keys_than_a_simulation_holds_are_the_scenarios_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "MAX_KEYS", 21)
+    with pytest.raises(ConfigError, match="more than 21 keys by 60 s: simulate fewer peers"):
+        simulate_overlay(scenario(3, Sybils(MINUTE_US, 3)), 20, 1)
+
+
+def test_an_eclipse_that_finds_no_identity_is_the_scenarios_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay_faults, "MAX_TRIES", 1)
+    with pytest.raises(ConfigError, match="simulate fewer or smaller eclipses"):
+        simulate_overlay(scenario(3, Eclipse(MINUTE_US, 3)), 20, 1)
 
 
 def test_a_newcomer_that_hears_a_farewell_before_it_knows_anybody_probes_all_the_same() -> None:
