@@ -9,7 +9,8 @@ from math import lcm
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.family_rules import (
-    FULL_ATTENTION_INTERVAL,
+    INPUT_TENSORS,
+    OUTPUT_TENSORS,
     PER_LAYER_ARRAYS,
     RECURRENT_LAYERS,
     SHARED_TENSORS,
@@ -19,11 +20,9 @@ from p2pmesh.model.family_rules import (
     SequenceState,
     rules_of,
 )
-from p2pmesh.model.family_rules import INPUT_TENSORS as INPUT_TENSORS  # for those who sort tensors by stage
-from p2pmesh.model.family_rules import OUTPUT_TENSORS as OUTPUT_TENSORS
 from p2pmesh.model.family_verdicts import verdict_of
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor
-from p2pmesh.model.sequence_state import layer_states
+from p2pmesh.model.sequence_state import layer_states, layers_of_states
 
 
 def family_of(index: GgufIndex) -> Family:
@@ -41,9 +40,12 @@ def family_of(index: GgufIndex) -> Family:
 
 
 def check_model(index: GgufIndex) -> None:
-    """Raises unless this file is a whole model that can be served: ``ARCHITECTURE_UNSUPPORTED``, ``GGUF_INVALID``."""
+    """Raises unless this file is a model that can be served: ``ARCHITECTURE_UNSUPPORTED``, ``GGUF_INVALID``.
+
+    Whether it is but a part of one is asked first, by ``shards.check_not_a_part``.
+    """
     family_of(index)
-    _check_is_whole(index)
+    _check_is_no_stage(index)
     layer_count, _ = index.layer_count, index.hidden_size
     if rules_of(index.architecture).state is not SequenceState.RECURRENT:  # such a file says that it has no heads
         _ = index.kv_head_counts, index.key_length, index.value_length
@@ -60,13 +62,7 @@ def check_model(index: GgufIndex) -> None:
         )
 
 
-def _check_is_whole(index: GgufIndex) -> None:
-    parts = index.metadata.get("split.count")
-    if parts is not None and isinstance(parts.value, int) and parts.value > 1:
-        raise ConfigError(
-            ErrorCode.GGUF_INVALID,
-            f"it is one of {parts.value} parts of a model: join them first with llama-gguf-split --merge",
-        )
+def _check_is_no_stage(index: GgufIndex) -> None:
     if "p2pmesh.layers.start" in index.metadata:
         raise ConfigError(ErrorCode.GGUF_INVALID, "it is a stage cut from a model; name the whole model instead")
 
@@ -93,28 +89,7 @@ def recurrent_layers(index: GgufIndex) -> tuple[bool, ...] | None:
     if not rules_of(index.architecture).has_recurrent_interval:
         return None
     own = index.metadata.get(index.key(RECURRENT_LAYERS))
-    if own is not None and own.element_type is not None:
-        return None
-    interval = index.number(FULL_ATTENTION_INTERVAL) or 4
-    return tuple((layer + 1) % interval != 0 for layer in range(index.layer_count))
-
-
-def _has_state(index: GgufIndex) -> tuple[bool, ...]:
-    """For each layer whether it keeps a state; all false where every layer keeps the same."""
-    if rules_of(index.architecture).state is not SequenceState.HYBRID:
-        return (False,) * index.layer_count
-    by_interval = recurrent_layers(index)
-    if by_interval is not None:
-        return by_interval
-    own = index.metadata.get(index.key(RECURRENT_LAYERS))
-    if own is not None and own.element_type is not None:
-        return tuple(flag != 0 for flag in index.per_layer(RECURRENT_LAYERS))
-    is_list = index.key("feed_forward_length") in index.metadata
-    widths = index.per_layer("feed_forward_length") if is_list else (1,) * index.layer_count
-    has_plain = 0 in widths  # layers that are only a feed-forward keep nothing at all
-    return tuple(
-        heads == 0 and (not has_plain or width == 0) for heads, width in zip(index.kv_head_counts, widths, strict=True)
-    )
+    return None if own is not None and own.element_type is not None else layers_of_states(index)
 
 
 def cut_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
@@ -147,7 +122,7 @@ def _range_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
 
 def _state_refusal(index: GgufIndex, layers: LayerRange) -> str | None:
     """llama.cpp makes a hybrid's memory of both parts, and neither may be empty."""
-    states = _has_state(index)
+    states = layers_of_states(index)
     if not any(states):
         return None
     part = range(layers.start, layers.end)

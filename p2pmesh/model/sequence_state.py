@@ -8,20 +8,15 @@ everything else that takes memory, is ``cost``'s.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from p2pmesh.model.family_rules import FULL_ATTENTION_INTERVAL, RECURRENT_LAYERS, SequenceState, rules_of
 from p2pmesh.model.gguf import GgufIndex
 
 F16_BYTES = 2
 F32_BYTES = 4
 
-_STATE_ONLY = frozenset({"arwkv7", "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7"})
-_STATE_WHERE_NO_KV_HEADS = frozenset(
-    {"bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h",
-     "nemotron_h_moe", "plamo2"}
-)  # fmt: skip
-_STATE_BUT_AT_INTERVALS: Mapping[str, int] = {
-    "minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4,
-}  # fmt: skip
-"""With the interval that llama.cpp takes where the file names none."""
+_STATE_BUT_AT_OWN_INTERVALS: Mapping[str, int] = {"minimax-01": 8}
+"""With the interval that llama.cpp takes where the file names none, other than the usual one."""
+_USUAL_INTERVAL = 4
 _STATE_AND_CELLS = frozenset({"falcon-h1"})
 _NOTHING_KEPT = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _FEED_FORWARD_LAYERS = frozenset({"nemotron_h", "nemotron_h_moe"})
@@ -46,7 +41,7 @@ def layer_states(index: GgufIndex) -> tuple[LayerState, ...]:
     count = index.layer_count
     if architecture in _NOTHING_KEPT:
         return (LayerState(0, 0),) * count
-    if architecture in _STATE_ONLY:
+    if rules_of(architecture).state is SequenceState.RECURRENT:
         return (LayerState(0, _state_bytes(index)),) * count
     has_state = _layers_with_state(index)
     feed_forward = _feed_forward_layers(index)
@@ -70,18 +65,35 @@ def has_attention(index: GgufIndex) -> bool:
     return any(state.bytes_per_token for state in layer_states(index))
 
 
+def layers_of_states(index: GgufIndex) -> tuple[bool, ...]:
+    """For each layer of a hybrid whether it keeps a state and no cells; all false for any other model."""
+    if index.architecture in _STATE_AND_CELLS:
+        return (False,) * index.layer_count
+    plain = _feed_forward_layers(index)
+    return tuple(
+        has_state and not is_plain for has_state, is_plain in zip(_layers_with_state(index), plain, strict=True)
+    )
+
+
+def recurrent_interval(architecture: str) -> int | None:
+    """Each how many layers a hybrid has one that attends, where its file lists none; None for who counts otherwise."""
+    usual = _USUAL_INTERVAL if rules_of(architecture).has_recurrent_interval else None
+    return _STATE_BUT_AT_OWN_INTERVALS.get(architecture, usual)
+
+
 def _layers_with_state(index: GgufIndex) -> tuple[bool, ...]:
     architecture, count = index.architecture, index.layer_count
+    if rules_of(architecture).state is not SequenceState.HYBRID:
+        return (False,) * count
     if architecture in _STATE_AND_CELLS:
         return (True,) * count
-    if architecture in _STATE_WHERE_NO_KV_HEADS:
+    interval = recurrent_interval(architecture)
+    if interval is None:
         return tuple(heads == 0 for heads in index.kv_head_counts)
-    if architecture not in _STATE_BUT_AT_INTERVALS:
-        return (False,) * count
-    own = index.metadata.get(index.key("attention.recurrent_layers"))
+    own = index.metadata.get(index.key(RECURRENT_LAYERS))
     if own is not None and own.element_type is not None:
-        return tuple(flag != 0 for flag in index.per_layer("attention.recurrent_layers"))
-    interval = index.number("full_attention_interval") or _STATE_BUT_AT_INTERVALS[architecture]
+        return tuple(flag != 0 for flag in index.per_layer(RECURRENT_LAYERS))
+    interval = index.number(FULL_ATTENTION_INTERVAL) or interval
     return tuple((layer + 1) % interval != 0 for layer in range(count))
 
 

@@ -67,10 +67,6 @@ def test_an_unknown_architecture_is_refused_by_name() -> None:
     assert "certify families" in str(caught.value)
 
 
-def test_a_part_of_a_split_model_is_refused() -> None:
-    assert code_of(skeleton(extra_keys=(Key("split.count", ValueType.UINT16, 3),))) is ErrorCode.GGUF_INVALID
-
-
 def test_a_stage_file_is_not_taken_for_a_model() -> None:
     assert code_of(skeleton(extra_keys=(number("p2pmesh.layers.start", 0),))) is ErrorCode.GGUF_INVALID
 

@@ -3,8 +3,9 @@
 import pytest
 
 from p2pmesh.model.describe import describe_model
+from p2pmesh.model.family_rules import RULES, SequenceState
 from p2pmesh.model.gguf import GgufIndex, ValueType, read_index
-from p2pmesh.model.sequence_state import LayerState, has_attention, layer_states
+from p2pmesh.model.sequence_state import LayerState, has_attention, layer_states, recurrent_interval
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.tiny_gguf import Key, array, encode_gguf, number, text
 
@@ -86,6 +87,19 @@ def test_hybrids_keep_one_or_the_other_or_both() -> None:
         "qwen3next", array("qwen3next.attention.recurrent_layers", ValueType.BOOL, (False, True, True, True))
     )
     assert [state.bytes_per_token for state in layer_states(spelled)] == [256, 0, 0, 0]
+
+
+def test_who_keeps_states_is_what_was_read_in_the_source_of_llama_cpp() -> None:
+    def of(state: SequenceState) -> set[str]:
+        return {name for name, rules in RULES.items() if rules.state is state}
+
+    at_intervals = {name: interval for name in RULES if (interval := recurrent_interval(name)) is not None}
+    assert of(SequenceState.RECURRENT) == {"arwkv7", "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7"}
+    assert at_intervals == {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4}
+    assert of(SequenceState.HYBRID) - at_intervals.keys() == {
+        "bailingmoe3", "deepseek4", "falcon-h1", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear",
+        "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("shared", [0, 1, 3])
