@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Callable
-from typing import TypeAlias
 
-from p2pmesh.app.config import HOME_VARIABLE, PASSPHRASE_VARIABLE
+from p2pmesh.app.config import PASSPHRASE_VARIABLE
+from p2pmesh.cli.actions import Commands, add_action, add_group
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.ownership import LIFE_MS
 
@@ -14,14 +14,11 @@ AUTH_ACTIONS = (
 )  # fmt: skip
 _HOURS = LIFE_MS // 3_600_000
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-
-def add_auth(commands: _Commands) -> None:
+def add_auth(commands: Commands) -> None:
     """Adds ``auth`` and its actions to the commands."""
     summary = "The owner's key, claims on nodes, and whom this node trusts."
-    auth = commands.add_parser("auth", help=summary, description=summary, allow_abbrev=False)
-    actions = auth.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_group(commands, "auth", summary)
     for add in (
         _add_init,
         _add_status,
@@ -35,13 +32,6 @@ def add_auth(commands: _Commands) -> None:
         add(actions)  # fmt: skip
 
 
-def _add_action(actions: _Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-    parser.add_argument("--home", metavar="DIR", help=f"the node's home (default: ${HOME_VARIABLE} or ~/.p2pmesh)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
-
-
 def _with_key(parser: argparse.ArgumentParser, *, is_opened: bool = True) -> Callable[..., argparse.Action]:
     """The options of a command that looks at the owner key, or opens it; gives ``add_argument``."""
     parser.add_argument("--owner-key", metavar="FILE", help="the owner key (default: owner.key in the home)")
@@ -51,18 +41,18 @@ def _with_key(parser: argparse.ArgumentParser, *, is_opened: bool = True) -> Cal
     return parser.add_argument
 
 
-def _add_init(actions: _Commands) -> None:
-    add = _with_key(_add_action(actions, "init", "Make an owner key."))
+def _add_init(actions: Commands) -> None:
+    add = _with_key(add_action(actions, "init", "Make an owner key."))
     add("--keychain", action="store_true", help="keep the passphrase in the keychain of the system too")
     add("--force", action="store_true", help="replace the owner key that is there, for ever")
 
 
-def _add_status(actions: _Commands) -> None:
-    _with_key(_add_action(actions, "status", "Show owner, node, claim and trust of a home."), is_opened=False)
+def _add_status(actions: Commands) -> None:
+    _with_key(add_action(actions, "status", "Show owner, node, claim and trust of a home."), is_opened=False)
 
 
-def _add_sign_node(actions: _Commands) -> None:
-    add = _with_key(_add_action(actions, "sign-node", "Sign this home's node, or another by its peer id."))
+def _add_sign_node(actions: Commands) -> None:
+    add = _with_key(add_action(actions, "sign-node", "Sign this home's node, or another by its peer id."))
     _add_hours(add)
     add("--label", metavar="TEXT", help="the owner's name for the node")
     which = _with_group(actions, "sign-node")
@@ -71,34 +61,34 @@ def _add_sign_node(actions: _Commands) -> None:
     add("--out", metavar="FILE", help="where to write the claim of --peer-id (default: ID.claim)")
 
 
-def _with_group(actions: _Commands, name: str) -> Callable[..., argparse.Action]:
+def _with_group(actions: Commands, name: str) -> Callable[..., argparse.Action]:
     return actions.choices[name].add_mutually_exclusive_group().add_argument
 
 
-def _add_renew_node(actions: _Commands) -> None:
-    add = _with_key(_add_action(actions, "renew-node", "Sign this home's node again, with the label it has."))
+def _add_renew_node(actions: Commands) -> None:
+    add = _with_key(add_action(actions, "renew-node", "Sign this home's node again, with the label it has."))
     _add_hours(add)
     add("--if-due", action="store_true", help="only from 36 hours before the end on")
 
 
-def _add_verify_node(actions: _Commands) -> None:
-    add = _add_action(
+def _add_verify_node(actions: Commands) -> None:
+    add = add_action(
         actions, "verify-node", "Show what this node makes of a claim; exit 26 unless verified."
     ).add_argument
     add("--claim", metavar="FILE", help="a claim file (default: the claim of this home)")
     add("--peer-id", metavar="ID", help="the node that shows it (default: the one it names)")
 
 
-def _add_rotations(actions: _Commands) -> None:
-    _with_key(_add_action(actions, "rotate-node", "Give this home's node a new key and peer id, and sign it."))
-    add = _with_key(_add_action(actions, "rotate-owner", "Make a new owner key and sign this home's node with it."))
+def _add_rotations(actions: Commands) -> None:
+    _with_key(add_action(actions, "rotate-node", "Give this home's node a new key and peer id, and sign it."))
+    add = _with_key(add_action(actions, "rotate-owner", "Make a new owner key and sign this home's node with it."))
     add("--new-passphrase-file", metavar="FILE", help="the new key's passphrase (default: the old one's)")
 
 
-def _add_revocations(actions: _Commands) -> None:
-    owner = _add_action(actions, "revoke-owner", "No longer believe the claims of an owner.")
+def _add_revocations(actions: Commands) -> None:
+    owner = add_action(actions, "revoke-owner", "No longer believe the claims of an owner.")
     owner.add_argument("owner_id", metavar="OWNER_ID")
-    node = _add_action(actions, "revoke-node", "No longer believe a node, or one claim.")
+    node = add_action(actions, "revoke-node", "No longer believe a node, or one claim.")
     which = node.add_mutually_exclusive_group(required=True)
     which.add_argument("peer_id", metavar="PEER_ID", nargs="?")
     which.add_argument("--certificate", metavar="ID", help="revoke the claim of this certificate id alone")
@@ -106,15 +96,15 @@ def _add_revocations(actions: _Commands) -> None:
         parser.add_argument("--undo", action="store_true", help="take the revocation back")
 
 
-def _add_trust(actions: _Commands) -> None:
+def _add_trust(actions: Commands) -> None:
     trust = actions.add_parser("trust", help="Owners that this node trusts, and its policy.", allow_abbrev=False)
     trusts = trust.add_subparsers(dest="trust_action", metavar="ACTION", required=True)
-    added = _add_action(trusts, "add", "Trust an owner.")
+    added = add_action(trusts, "add", "Trust an owner.")
     added.add_argument("owner_id", metavar="OWNER_ID")
     added.add_argument("--label", metavar="TEXT", default="", help="a name for the owner")
-    _add_action(trusts, "remove", "No longer trust an owner.").add_argument("owner_id", metavar="OWNER_ID")
-    _add_action(trusts, "list", "Show whom this node trusts and what is revoked.")
-    policy = _add_action(trusts, "policy", "Choose what this node does with peers by their owner.")
+    add_action(trusts, "remove", "No longer trust an owner.").add_argument("owner_id", metavar="OWNER_ID")
+    add_action(trusts, "list", "Show whom this node trusts and what is revoked.")
+    policy = add_action(trusts, "policy", "Choose what this node does with peers by their owner.")
     policy.add_argument("policy", choices=[item.value for item in TrustPolicy])
 
 

@@ -1,18 +1,16 @@
 """Names and syntax of ``p2pmesh invite`` and ``peer``, and of how ``up`` joins and founds; part of ``cli.parser``."""
 
 import argparse
-from typing import TypeAlias
 
-from p2pmesh.app.config import HOME_VARIABLE, RequirementOptions
+from p2pmesh.app.config import RequirementOptions
 from p2pmesh.app.invite_text import JOIN_VARIABLE, STDIN
 from p2pmesh.base.ids import OwnerId, is_peer_id
 from p2pmesh.base.quantities import parse_duration_s
+from p2pmesh.cli.actions import Commands, add_action, add_group
 from p2pmesh.wire.invite import LIFE_MS
 
 INVITE_ACTIONS = ("create", "list", "revoke", "show")
 PEER_ACTIONS = ("remove", "readmit")
-
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_joining(up: argparse.ArgumentParser) -> None:
@@ -34,42 +32,33 @@ def requirement_options(args: argparse.Namespace) -> RequirementOptions:
     return RequirementOptions(args.require_owner, owners, args.min_version, args.max_version)
 
 
-def add_invite(commands: _Commands) -> None:
+def add_invite(commands: Commands) -> None:
     """Adds ``invite`` and its actions to the commands."""
     summary = "Invites to the mesh that this home founded."
-    invite = commands.add_parser("invite", help=summary, description=summary, allow_abbrev=False)
-    actions = invite.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = _add_action(actions, "create", "Make an invite.")
+    actions = add_group(commands, "invite", summary)
+    create = add_action(actions, "create", "Make an invite.")
     hours = LIFE_MS // 3_600_000
     create.add_argument("--expires", metavar="TIME", type=_duration, default=LIFE_MS // 1000, help=f"default: {hours}h")
     create.add_argument("--uses", metavar="N", type=_count, default=0, help="how many peers may join by it; 0: any")
     create.add_argument("--qr", action="store_true", help="as a QR code too")
-    _add_action(actions, "list", "List the invites that still matter, without the lines themselves.")
-    revoke = _add_action(actions, "revoke", "Let nobody in by an invite any more.")
+    add_action(actions, "list", "List the invites that still matter, without the lines themselves.")
+    revoke = add_action(actions, "revoke", "Let nobody in by an invite any more.")
     revoke.add_argument("invite", metavar="ID", help="its id, or the invite itself")
     revoke.add_argument("--expel", action="store_true", help="put out everyone who came in by it, too")
-    show = _add_action(actions, "show", "Show what an invite says.")
+    show = add_action(actions, "show", "Show what an invite says.")
     show.add_argument("invite", metavar="INVITE", help=f"the line ({STDIN}: read it from stdin)")
     show.add_argument("--qr", action="store_true", help="as a QR code too")
 
 
-def add_peer(commands: _Commands) -> None:
+def add_peer(commands: Commands) -> None:
     """Adds ``peer`` and its actions to the commands."""
     summary = "Members of the mesh that this home founded."
-    peer = commands.add_parser("peer", help=summary, description=summary, allow_abbrev=False)
-    actions = peer.add_subparsers(dest="action", metavar="ACTION", required=True)
-    remove = _add_action(actions, "remove", "Put a member out, with those whom it let in.")
+    actions = add_group(commands, "peer", summary)
+    remove = add_action(actions, "remove", "Put a member out, with those whom it let in.")
     remove.add_argument("peer", metavar="PEER_ID", type=_peer)
     remove.add_argument("--force", action="store_true", help="even one that was never seen here")
-    readmit = _add_action(actions, "readmit", "Let a removed member in again.")
+    readmit = add_action(actions, "readmit", "Let a removed member in again.")
     readmit.add_argument("peer", metavar="PEER_ID", type=_peer)
-
-
-def _add_action(actions: _Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-    parser.add_argument("--home", metavar="DIR", help=f"the node's home (default: ${HOME_VARIABLE} or ~/.p2pmesh)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
 
 
 def _duration(text: str) -> int:

@@ -15,7 +15,7 @@ from p2pmesh.app import events
 from p2pmesh.app.config import BenchOverlayOptions, LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
-from p2pmesh.cli.certify_parser import run_certify_families, run_certify_wire
+from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
 from p2pmesh.cli.models_parser import MODELS_ACTIONS

@@ -7,13 +7,11 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TypeAlias
 
 from p2pmesh import __version__
 from p2pmesh.app.config import (
     DEFAULT_API_PORT,
     DEFAULT_CONSOLE_PORT,
-    HOME_VARIABLE,
     PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
     ChatOptions,
@@ -24,6 +22,7 @@ from p2pmesh.app.config import (
 from p2pmesh.app.invite_text import read_invite_text
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
 from p2pmesh.base.quantities import parse_size_bytes
+from p2pmesh.cli.actions import STATE_HOME, Commands, add_home
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
@@ -56,18 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-
-def _add_command(commands: _Commands, name: str, summary: str) -> argparse.ArgumentParser:
+def _add_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-    parser.add_argument(
-        "--home", metavar="DIR", help=f"keys, cache and state (default: ${HOME_VARIABLE} or ~/.p2pmesh)"
-    )
+    add_home(parser, STATE_HOME)
     return parser
 
 
-def _add_up(commands: _Commands) -> None:
+def _add_up(commands: Commands) -> None:
     up = _add_command(commands, "up", "Run a node: serve models, join others, answer /v1.")
     add = up.add_argument
     add("--model", metavar="REF", action="append", default=[], help="GGUF file, model name, org/repo:QUANT; repeatable")
@@ -91,7 +85,7 @@ def _add_up(commands: _Commands) -> None:
     add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
 
 
-def _add_chat(commands: _Commands) -> None:
+def _add_chat(commands: Commands) -> None:
     chat = _add_command(commands, "chat", "Ask a running node and print the answer as it arises.")
     chat.add_argument("model", metavar="MODEL")
     chat.add_argument("prompt", metavar="PROMPT")
@@ -101,12 +95,12 @@ def _add_chat(commands: _Commands) -> None:
     chat.add_argument("--seed", type=int, metavar="N")
 
 
-def _add_status(commands: _Commands) -> None:
+def _add_status(commands: Commands) -> None:
     status = _add_command(commands, "status", "Show what a running node is doing.")
     status.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _add_bench(commands: _Commands) -> None:
+def _add_bench(commands: Commands) -> None:
     bench = commands.add_parser("bench", help="Measurements on this machine.", allow_abbrev=False)
     actions = bench.add_subparsers(dest="action", metavar="ACTION", required=True)
     decode = _add_command(actions, "decode", "Tokens per second: plain loop, one engine, and peers.")
@@ -123,7 +117,7 @@ def _add_bench(commands: _Commands) -> None:
     overlay.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _add_simulate(commands: _Commands) -> None:
+def _add_simulate(commands: Commands) -> None:
     summary = "Run the machines of many peers in simulated time, with faults."
     simulate = commands.add_parser("simulate", help=summary, description=summary, allow_abbrev=False)
     add = simulate.add_argument
