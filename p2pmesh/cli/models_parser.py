@@ -32,12 +32,7 @@ def add_models(commands: Commands) -> None:
     pull.add_argument("model", metavar="REF")
     removed = add("remove", "Remove a model's files from this machine, unless a node uses them.")
     removed.add_argument("model", metavar="REF")
-    add_action(
-        actions,
-        "prune",
-        "Remove half downloads, replaced commits, unused stage files, and quarantined files.",
-        STATE_HOME,
-    )
+    add("prune", "Remove half downloads, replaced commits, unused stage files, and quarantined files.")
     verified = add("verify", "Read files and compare their sha256; put damaged ones aside.")
     verified.add_argument("model", metavar="REF", nargs="?", help="default: everything whose digest is known")
     for parser in (search, shown, pull, removed, verified, listed):
