@@ -20,7 +20,7 @@ from p2pmesh.adapters.llama.certify import (
     variant_cases,
 )
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.model.family_rules import SERVED_STATES, rules_of
+from p2pmesh.model.family_rules import rules_of
 from p2pmesh.model.family_verdicts import record_build, verdicts
 
 EVERY_CUT = "splittable"
@@ -95,9 +95,9 @@ def judge(architecture: str, evidence: Sequence[Evidence]) -> dict[str, Any]:
     else:
         verdict = SIDE_VALUE if rules.needs_side_value else REFUSED
         cuts = []
-    is_served = is_splittable and rules.state in SERVED_STATES and not rules.unserved
+    is_served = is_splittable and not rules.unserved
     if is_splittable and not is_served:
-        reason = rules.unserved or "its cuts are proven, but an engine does not keep the states of its sequences yet"
+        reason = rules.unserved
     return {
         "verdict": verdict, "splittable": is_splittable, "served": is_served, "state": rules.state.value,
         "sticky": rules.is_sticky, "variants": [runs.variant.name for runs in evidence], "layers": layers,

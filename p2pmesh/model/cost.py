@@ -16,11 +16,11 @@ from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, head_
 from p2pmesh.model.stage_file import EMPTY_VOCABULARY_TOKENS
 
 SPARE_CELLS = 64
-"""Cells that an engine has beyond those of its lanes."""
+"""Cells that an engine has beyond those of its lanes: room for a scratch row."""
 SPARE_SEQUENCES = 2
-"""Sequences that an engine has beyond its lanes."""
+"""Sequences that an engine has beyond its lanes: the scratch row's and the grave."""
 CALL_ROWS = 64
-"""Rows that an engine reserves for, unless it has more sequences."""
+"""Rows that an engine's call has at most, and reserves for unless it has more sequences."""
 
 PROCESS_BYTES = 56 * MIB
 """An engine process with its interpreter and libraries, before it loads anything; measured."""

@@ -77,10 +77,6 @@ class SequenceState(StrEnum):
     """Both, by layer."""
 
 
-SERVED_STATES = frozenset(SequenceState)
-"""What an engine can keep of many sequences at a time, and write anew."""
-
-
 @dataclass(frozen=True, slots=True)
 class WindowRule:
     """Windowed layers, where the file does not list them: all but one of each ``period`` layers.

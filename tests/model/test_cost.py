@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pmesh.adapters.llama import binding, steps
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.model import cost as cost_module
 from p2pmesh.model.cost import (
     cache_cells,
     kv_bytes_per_token,
@@ -84,11 +82,6 @@ def test_a_large_vocabulary_is_reserved_for_every_row_of_a_call() -> None:
     first, middle = (stage_cost(model, LayerRange(n, n + 1), CONTEXT, LANES) for n in (0, 1))
     assert first.compute_bytes == 64 * 4 * (200_000 + 2 * 64)
     assert middle.compute_bytes < first.compute_bytes
-
-
-def test_an_engine_has_the_spare_cells_sequences_and_rows_that_are_charged() -> None:
-    assert (cost_module.SPARE_CELLS, cost_module.SPARE_SEQUENCES) == (steps.SPARE_CELLS, steps.SPARE_SEQUENCES)
-    assert cost_module.CALL_ROWS == binding.MAX_CALL_ROWS
 
 
 def test_the_total_is_the_sum_of_the_parts() -> None:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from p2pmesh.adapters.llama import cpu_backend, native_log
 from p2pmesh.base.errors import EngineError, ErrorCode
+from p2pmesh.model.cost import CALL_ROWS
 from p2pmesh.model.stage_file import INPUT_TENSOR_KEY, OUTPUT_TENSOR_KEY
 
 PINNED_VERSION = "0.3.36"
-MAX_CALL_ROWS = 64
 KV_TYPE = "f16"
 _SECTIONS = 4
 _ROPES_OF_SECTIONS = (8, 40)
@@ -110,25 +110,25 @@ class LoadOptions:
 class RowBuffers:
     """Input rows of the next call, in arrays that llama.cpp reads in place; whoever makes a call fills the first ones.
 
-    ``tokens`` at a first stage, ``embeddings`` (float32, ``(MAX_CALL_ROWS, hidden)``) at every other; all arrays have
-    ``MAX_CALL_ROWS`` rows. Made once: a call of one row would spend longer on new arrays than on what it puts in.
+    ``tokens`` at a first stage, ``embeddings`` (float32, ``(CALL_ROWS, hidden)``) at every other; all arrays have
+    ``CALL_ROWS`` rows. Made once: a call of one row would spend longer on new arrays than on what it puts in.
     """
 
     def __init__(self, hidden_size: int, *, is_first: bool, has_sections: bool = False) -> None:
-        self.tokens = np.zeros(MAX_CALL_ROWS if is_first else 0, dtype=np.int32)
-        self.embeddings = np.zeros((0 if is_first else MAX_CALL_ROWS, hidden_size), dtype=np.float32)
-        self.positions = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
-        self.sequences = np.zeros(MAX_CALL_ROWS, dtype=np.int32)
-        self.outputs = np.ones(MAX_CALL_ROWS, dtype=np.int8)
+        self.tokens = np.zeros(CALL_ROWS if is_first else 0, dtype=np.int32)
+        self.embeddings = np.zeros((0 if is_first else CALL_ROWS, hidden_size), dtype=np.float32)
+        self.positions = np.zeros(CALL_ROWS, dtype=np.int32)
+        self.sequences = np.zeros(CALL_ROWS, dtype=np.int32)
+        self.outputs = np.ones(CALL_ROWS, dtype=np.int8)
         first = self.sequences.ctypes.data
-        self._sequence_pointers = np.arange(first, first + 4 * MAX_CALL_ROWS, 4, dtype=np.uint64)
-        self._ones = np.ones(MAX_CALL_ROWS, dtype=np.int32)
+        self._sequence_pointers = np.arange(first, first + 4 * CALL_ROWS, 4, dtype=np.uint64)
+        self._ones = np.ones(CALL_ROWS, dtype=np.int32)
         self._batch = native.llama_batch()
         self._batch.token = _pointer(self.tokens, ctypes.c_int32) if is_first else None
         self._batch.embd = None if is_first else _pointer(self.embeddings, ctypes.c_float)
         self._section_positions: NDArray[np.int32] | None = None
         if has_sections and not is_first:
-            self._section_positions = np.zeros(_SECTIONS * MAX_CALL_ROWS, dtype=np.int32)
+            self._section_positions = np.zeros(_SECTIONS * CALL_ROWS, dtype=np.int32)
         wide = self._section_positions
         self._batch.pos = _pointer(self.positions if wide is None else wide, ctypes.c_int32)
         self._batch.n_seq_id = _pointer(self._ones, ctypes.c_int32)
@@ -139,7 +139,7 @@ class RowBuffers:
 
     def first(self, count: int) -> Any:
         """The first ``count`` rows as a ``llama_batch``, valid until the next call of this."""
-        if not 1 <= count <= MAX_CALL_ROWS:
+        if not 1 <= count <= CALL_ROWS:
             raise ValueError(f"a call of {count} rows")
         self._batch.n_tokens = count
         wide = self._section_positions
@@ -306,7 +306,7 @@ def _make_context(model: Any, options: LoadOptions, tap: _Tap | None) -> Any:
     parameters = native.llama_context_default_params()
     parameters.n_ctx = options.cells
     # Each sequence may want an output in one call, and llama.cpp aborts when that is more than a batch holds.
-    parameters.n_batch = parameters.n_ubatch = max(MAX_CALL_ROWS, options.sequences)
+    parameters.n_batch = parameters.n_ubatch = max(CALL_ROWS, options.sequences)
     parameters.n_seq_max = options.sequences
     parameters.n_threads = parameters.n_threads_batch = options.threads
     parameters.flash_attn_type = 1

@@ -18,11 +18,12 @@ from typing import Any
 from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import KV_TYPE, LoadedStage, LoadOptions, describe_build
 from p2pmesh.adapters.llama.channel import Channel, encode_result
-from p2pmesh.adapters.llama.steps import SPARE_CELLS, SPARE_SEQUENCES, SingleRow, StageShape, Stepper, Widths
+from p2pmesh.adapters.llama.steps import SingleRow, StageShape, Stepper, Widths
 from p2pmesh.adapters.llama.vocabulary import Vocabulary
 from p2pmesh.adapters.llama.width import load_widths, measure_widths, store_widths
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError
 from p2pmesh.core.batching import Batcher, BatchingPolicy, key_of
+from p2pmesh.model.cost import SPARE_CELLS, SPARE_SEQUENCES
 from p2pmesh.wire.engine import EngineKind, decode_fields, encode_message, frame_message
 from p2pmesh.wire.stage import LENGTH_BYTES, FrameKind, StageFrame, WireDtype, decode_frame, encode_frame, error_frame
 

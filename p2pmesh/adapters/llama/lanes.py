@@ -36,10 +36,6 @@ class LaneTable:
         """The lane of a sequence."""
         return self._lanes.get(key)
 
-    def key_of_lane(self, index: int) -> SequenceKey | None:
-        """The sequence in a lane."""
-        return next((key for key, lane in self._lanes.items() if lane.index == index), None)
-
     def has_ended(self, key: SequenceKey) -> bool:
         """Whether a sequence was here lately: what still arrives for it means nothing."""
         return key in self._ended

@@ -23,6 +23,7 @@ from p2pmesh.adapters.llama.lanes import Lane, LaneTable
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
 from p2pmesh.core.sampling import sample
+from p2pmesh.model.cost import SPARE_CELLS
 from p2pmesh.wire.begin import decode_begin
 from p2pmesh.wire.stage import (
     FrameFlag,
@@ -37,12 +38,6 @@ from p2pmesh.wire.stage import (
 PREFILL_ROWS = 48
 SMALL_VIEW_CELLS = 256
 """Up to here llama.cpp looks at 256 cells; from the next cell on at 512 or more."""
-
-SPARE_CELLS = 64
-"""Cells beyond ``context_tokens * lanes``: room for a scratch row."""
-
-SPARE_SEQUENCES = 2
-"""llama.cpp sequences beyond the lanes: the scratch row's and the grave."""
 
 _SCRATCH_TOKEN = 0
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import LoadedStage, LoadOptions
 from p2pmesh.adapters.llama.child import cache_bytes
-from p2pmesh.adapters.llama.steps import SPARE_CELLS, SPARE_SEQUENCES
 from p2pmesh.adapters.llama.tiny_models import write_tiny_model
 from p2pmesh.adapters.llama.tiny_variants import VARIANTS, tiny_metadata
+from p2pmesh.model.cost import SPARE_CELLS, SPARE_SEQUENCES
 
 _BUFFER = re.compile(r"(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
 
