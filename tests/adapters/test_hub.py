@@ -76,7 +76,7 @@ async def test_a_cancelled_fetch_ends_at_once_and_goes_on_later(setup: Setup) ->
     wanted = HubReference("org/big")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(setup.client.fetch, wanted, ignore)
-        await trio.to_thread.run_sync(setup.hub.has_sent.wait)
+        assert await trio.to_thread.run_sync(setup.hub.has_sent.wait, 10)
         nursery.cancel_scope.cancel()  # the server is silent: a thread that reads could not be stopped
     setup.hub.gate.set()
     setup.hub.gate = None

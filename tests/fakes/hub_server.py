@@ -17,6 +17,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 OTHER_COMMIT = "beef" * 10
+GATE_TIMEOUT_S = 60.0
+"""For whoever forgets to open a gate; longer than any client here waits."""
 _PIECE_BYTES = 16 * 1024
 
 
@@ -51,8 +53,7 @@ class FakeHub:
 def serving_hub() -> Iterator[FakeHub]:
     """A hub while the scope lasts."""
     hub = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(hub))
-    server.daemon_threads = True
+    server = _HubServer(hub)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -66,119 +67,131 @@ def serving_hub() -> Iterator[FakeHub]:
         thread.join()
 
 
-def _handler_of(hub: FakeHub) -> type[BaseHTTPRequestHandler]:  # noqa: C901 - the base class wants one class
-    lock = threading.Lock()
+class _HubServer(ThreadingHTTPServer):
+    """One thread per connection; ``lock`` is for what several of them change in ``hub``."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    daemon_threads = True
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-            pass
+    def __init__(self, hub: FakeHub) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
+        self.lock = threading.Lock()
 
-        def do_HEAD(self) -> None:
-            self._answer()
 
-        def do_GET(self) -> None:
-            self._answer()
+class _Handler(BaseHTTPRequestHandler):
+    server: _HubServer
+    protocol_version = "HTTP/1.1"
 
-        def _answer(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            with lock:
-                hub.asked.append(self.path)
-            try:
-                if path == "/api/models":
-                    self._search()
-                elif path.startswith("/api/models/"):
-                    self._describe(path.removeprefix("/api/models/"))
-                elif path.startswith("/cdn/"):
-                    self._send_file(path.removeprefix("/cdn/"))
-                elif "/resolve/" in path:
-                    self._redirect(path)
-                else:
-                    self._send_json(404, {})
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True
+    @property
+    def _hub(self) -> FakeHub:
+        return self.server.hub
 
-        def _search(self) -> None:
-            query = parse_qs(urlsplit(self.path).query).get("search", [""])[0].lower()
-            found = [name for name in hub.files if query in name.lower()]
-            self._send_json(200, [{"id": name, "downloads": 7, "likes": 1, "tags": ["gguf"]} for name in found])
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        pass
 
-        def _describe(self, rest: str) -> None:
-            repository, _, revision = rest.partition("/revision/")
-            if hub.api_status is not None:
-                self._send_json(hub.api_status, {"error": "no"}, hub.error_code)
-            elif repository not in hub.files:
-                self._send_json(401, {"error": "Repository not found"}, "RepoNotFound")
-            elif revision not in ("", "main", hub.commit):
-                self._send_json(404, {"error": "Invalid rev id"}, "RevisionNotFound")
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        with self.server.lock:
+            self._hub.asked.append(self.path)
+        try:
+            if path == "/api/models":
+                self._search()
+            elif path.startswith("/api/models/"):
+                self._describe(path.removeprefix("/api/models/"))
+            elif path.startswith("/cdn/"):
+                self._send_file(path.removeprefix("/cdn/"))
+            elif "/resolve/" in path:
+                self._redirect(path)
             else:
-                siblings = [self._sibling(name, data) for name, data in hub.files[repository].items()]
-                self._send_json(200, {"id": repository, "sha": hub.commit, "siblings": siblings})
+                self._send_json(404, {})
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
 
-        def _sibling(self, name: str, data: bytes) -> dict[str, Any]:
-            digest = "0" * 64 if hub.lies_about_digest else hashlib.sha256(data).hexdigest()
-            lfs = {"sha256": digest, "size": len(data), "pointerSize": 130}
-            return {"rfilename": name, "size": len(data), "blobId": digest[:40], "lfs": lfs}
+    def _search(self) -> None:
+        query = parse_qs(urlsplit(self.path).query).get("search", [""])[0].lower()
+        found = [name for name in self._hub.files if query in name.lower()]
+        self._send_json(200, [{"id": name, "downloads": 7, "likes": 1, "tags": ["gguf"]} for name in found])
 
-        def _redirect(self, path: str) -> None:
-            self.send_response(302)
-            self.send_header("Location", "/cdn" + path)
-            self.send_header("X-Repo-Commit", hub.commit)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def _describe(self, rest: str) -> None:
+        repository, _, revision = rest.partition("/revision/")
+        if self._hub.api_status is not None:
+            self._send_json(self._hub.api_status, {"error": "no"}, self._hub.error_code)
+        elif repository not in self._hub.files:
+            self._send_json(401, {"error": "Repository not found"}, "RepoNotFound")
+        elif revision not in ("", "main", self._hub.commit):
+            self._send_json(404, {"error": "Invalid rev id"}, "RevisionNotFound")
+        else:
+            siblings = [self._sibling(name, data) for name, data in self._hub.files[repository].items()]
+            self._send_json(200, {"id": repository, "sha": self._hub.commit, "siblings": siblings})
 
-        def _send_file(self, path: str) -> None:
-            match = re.fullmatch(r"(.+)/resolve/([^/]+)/(.+)", path)
-            data = hub.files.get(match[1], {}).get(match[3]) if match else None
-            if data is None:
-                self._send_json(404, {"error": "Entry not found"}, "EntryNotFound")
-                return
-            with lock:
-                status = hub.statuses.pop(0) if hub.statuses else None
-                cut = hub.cut_after.pop(0) if hub.cut_after and status is None else None
-                hub.ranges.append(self.headers.get("Range", ""))
-            if status is not None:
-                self._send_json(status, {"error": "fault"}, hub.error_code)
-                return
-            self._send_bytes(data, cut)
+    def _sibling(self, name: str, data: bytes) -> dict[str, Any]:
+        digest = "0" * 64 if self._hub.lies_about_digest else hashlib.sha256(data).hexdigest()
+        lfs = {"sha256": digest, "size": len(data), "pointerSize": 130}
+        return {"rfilename": name, "size": len(data), "blobId": digest[:40], "lfs": lfs}
 
-        def _send_bytes(self, data: bytes, cut: int | None) -> None:
-            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-            start, end = 0, len(data)
-            if asked and hub.knows_ranges:
-                start, end = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
-            else:
-                self.send_response(200)
-            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-            self.send_header("Content-Length", str(end - start))
-            self.end_headers()
-            self._send_pieces(data[start:end], cut)
+    def _redirect(self, path: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", "/cdn" + path)
+        self.send_header("X-Repo-Commit", self._hub.commit)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
-        def _send_pieces(self, data: bytes, cut: int | None) -> None:
-            limit = len(data) if cut is None else min(cut, len(data))
-            for offset in range(0, limit, _PIECE_BYTES):
-                piece = data[offset : min(limit, offset + _PIECE_BYTES)]
-                self.wfile.write(piece)
-                with lock:
-                    hub.sent_bytes += len(piece)
-                hub.has_sent.set()
-                if hub.gate is not None:
-                    hub.gate.wait()
-            if limit < len(data):
-                self.close_connection = True
+    def _send_file(self, path: str) -> None:
+        match = re.fullmatch(r"(.+)/resolve/([^/]+)/(.+)", path)
+        data = self._hub.files.get(match[1], {}).get(match[3]) if match else None
+        if data is None:
+            self._send_json(404, {"error": "Entry not found"}, "EntryNotFound")
+            return
+        with self.server.lock:
+            status = self._hub.statuses.pop(0) if self._hub.statuses else None
+            cut = self._hub.cut_after.pop(0) if self._hub.cut_after and status is None else None
+            self._hub.ranges.append(self.headers.get("Range", ""))
+        if status is not None:
+            self._send_json(status, {"error": "fault"}, self._hub.error_code)
+            return
+        self._send_bytes(data, cut)
 
-        def _send_json(self, status: int, value: object, error_code: str | None = None) -> None:
-            body = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if error_code is not None:
-                self.send_header("X-Error-Code", error_code)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+    def _send_bytes(self, data: bytes, cut: int | None) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        start, end = 0, len(data)
+        if asked and self._hub.knows_ranges:
+            start, end = int(asked[1]), min(len(data), int(asked[2] or len(data)) + 1)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("Content-Length", str(end - start))
+        self.end_headers()
+        self._send_pieces(data[start:end], cut)
 
-    return Handler
+    def _send_pieces(self, data: bytes, cut: int | None) -> None:
+        limit = len(data) if cut is None else min(cut, len(data))
+        for offset in range(0, limit, _PIECE_BYTES):
+            piece = data[offset : min(limit, offset + _PIECE_BYTES)]
+            self.wfile.write(piece)
+            with self.server.lock:
+                self._hub.sent_bytes += len(piece)
+            self._hub.has_sent.set()
+            gate = self._hub.gate
+            if gate is not None:
+                gate.wait(GATE_TIMEOUT_S)
+        if limit < len(data):
+            self.close_connection = True
+
+    def _send_json(self, status: int, value: object, error_code: str | None = None) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if error_code is not None:
+            self.send_header("X-Error-Code", error_code)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
