@@ -16,23 +16,21 @@ from p2pmesh.adapters.identity import NodeIdentity, identity_of_seed
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import CONTROL_PROTOCOL, PROTOCOL_GENERATION, STAGE_PROTOCOL
+from p2pmesh.base.limits import CONTROL_PROTOCOL, STAGE_PROTOCOL
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.ports.network import ByteStream
-from p2pmesh.wire.announcement import Announcement, encode_announcement
 from p2pmesh.wire.control import (
     Cancel,
     Done,
     FetchArtifact,
-    Hello,
     ProbeRun,
     PublishRun,
-    Welcome,
     encode_control,
     encode_varint,
 )  # fmt: skip
 from p2pmesh.wire.stage import FrameKind, StageFrame, WireDtype, encode_frame
 from tests.e2e.conftest import TINY, TINY_LAYERS
+from tests.e2e.hello import say_hello
 from tests.e2e.peers import NodeProcess, Peers, resident_bytes, tokens_of
 
 PROMPT = "hello"
@@ -85,18 +83,6 @@ async def connect(network: Libp2pNetwork, node: NodeProcess) -> PeerId:
     addresses = await trio.to_thread.run_sync(node.status)
     await network.dial(peer, tuple(addresses["addresses"]), 10)
     return peer
-
-
-async def say_hello(network: Libp2pNetwork, identity: NodeIdentity, peer: PeerId, mesh_id: str, invite: str) -> None:
-    said = Announcement(
-        peer_id=identity.peer_id, mesh_id=mesh_id, name="stranger", version="0", incarnation=1, sequence=1,
-        expires_unix_ms=2**52, addresses=network.addresses(), memory_bytes=0, free_bytes=0, models=(),
-    )  # fmt: skip
-    stream = MessageStream(await network.open_stream(peer, CONTROL_PROTOCOL, 10))
-    announcement = encode_announcement(said, identity.public_key, identity.sign)
-    await stream.send(Hello(PROTOCOL_GENERATION, mesh_id, invite, (), announcement))
-    await stream.expect(Welcome, 10)
-    await stream.reset()
 
 
 async def assert_reset(stream: ByteStream) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 import trio
 
-from p2pmesh.adapters.identity import NodeIdentity, identity_of_seed
+from p2pmesh.adapters.identity import identity_of_seed
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.base.errors import P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import CONTROL_PROTOCOL, PROTOCOL_GENERATION, STAGE_PROTOCOL
-from p2pmesh.node.channels import MessageStream, error_of
-from p2pmesh.wire.announcement import Announcement, encode_announcement
-from p2pmesh.wire.control import Hello, Refusal, Welcome
+from p2pmesh.base.limits import CONTROL_PROTOCOL, STAGE_PROTOCOL
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.wire.control import Refusal
+from tests.e2e.hello import say_hello
 from tests.e2e.peers import NodeProcess, Peers, resident_bytes
 from tests.fuzz.run import Fuzzer
 
@@ -72,25 +72,10 @@ class Attack:
             identity = identity_of_seed((self._seed * 1_000_003 + self.report.identities).to_bytes(32, "big"))
             async with open_network(identity, LISTEN) as network:
                 with suppress(P2PMeshError):
-                    await self.admit(network, identity)
+                    await network.dial(self._peer, self._addresses, 10)
+                    await say_hello(network, identity, self._peer, self._mesh_id, self._invite)
                     await self._flood(network)
         self.report.seconds = trio.current_time() - began
-
-    async def admit(self, network: Libp2pNetwork, identity: NodeIdentity) -> None:
-        """Says a valid hello; raises why it was refused."""
-        said = Announcement(
-            peer_id=identity.peer_id, mesh_id=self._mesh_id, name="fuzz", version="0", incarnation=1, sequence=1,
-            expires_unix_ms=2**52, addresses=network.addresses(), memory_bytes=0, free_bytes=0, models=(),
-        )  # fmt: skip
-        await network.dial(self._peer, self._addresses, 10)
-        stream = MessageStream(await network.open_stream(self._peer, CONTROL_PROTOCOL, 10))
-        sealed = encode_announcement(said, identity.public_key, identity.sign)
-        await stream.send(Hello(PROTOCOL_GENERATION, self._mesh_id, self._invite, (), sealed))
-        answer: Any = await stream.receive(10)
-        await stream.reset()
-        if isinstance(answer, Refusal):
-            raise error_of(answer)
-        assert isinstance(answer, Welcome)
 
     async def _flood(self, network: Libp2pNetwork) -> None:
         """Until it is cut off."""
