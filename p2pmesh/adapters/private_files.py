@@ -15,8 +15,7 @@ from pathlib import Path
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 _DRAFT = re.compile(
-    r"\.(?:(?:node\.key|node\.claim|trust\.json|mesh\.[a-z]+|[0-9a-f]{32}|[0-9a-f]{64}\.json)\.[a-z0-9_]{8,16}"
-    r"|run-[a-z0-9_]{8}\.json)\Z"
+    r"\.(?:node\.key|node\.claim|trust\.json|run\.json|mesh\.[a-z]+|[0-9a-f]{32}|[0-9a-f]{64}\.json)\.[a-z0-9_]{8,16}\Z"
 )
 """As ``mkstemp`` and ``adapters.identity`` name drafts. Not those of owners' keys, which homes may share."""
 _FOLDERS_OF_RECORDS = ("memberships",)

@@ -109,7 +109,7 @@ def status(files: OwnerFiles) -> Facts:
 
 def sign_node(files: OwnerFiles, sources: PassphraseSources, options: ClaimOptions) -> Facts:
     """Signs the node of this home, whose key is made if need be."""
-    owner = _open_owner_key(files, sources)
+    owner = sources.open_key(files.keystore)
     peer = load_or_create_identity(files.home).peer_id
     label = options.label if options.label is not None else _label_before(files.home)
     return _sign_own(files.home, owner, peer, replace(options, label=label))
@@ -122,7 +122,7 @@ def sign_other_node(
     peer = check_peer_id(peer_text)
     if not out.absolute().parent.is_dir():
         raise _invalid(f"there is no directory {out.absolute().parent} for --out; make it first")
-    owner = _open_owner_key(files, sources)
+    owner = sources.open_key(files.keystore)
     claim = sign_claim(owner, peer, options.label or "", options.hours * MS_PER_HOUR, now_unix_ms())
     write_claim(out, claim)
     return {
@@ -162,7 +162,7 @@ def renew_node(files: OwnerFiles, sources: PassphraseSources, hours: int, *, onl
     signed = open_own_claim(claim)
     if only_if_due and signed.claim.peer_id == identity.peer_id and not renewal_due(signed.claim, now_unix_ms()):
         return {**_describe_signed(signed), "renewed": False}
-    owner = _open_owner_key(files, sources)
+    owner = sources.open_key(files.keystore)
     if owner.owner_id != signed.owner_id:
         message = f"the claim is of owner {signed.owner_id}, the key of {owner.owner_id}; use p2pmesh auth sign-node"
         raise ConfigError(ErrorCode.CLAIM_INVALID, message)
@@ -188,7 +188,7 @@ def rotate_node(files: OwnerFiles, sources: PassphraseSources) -> Facts:
         if before is None:
             raise _invalid("there is no node key to replace; p2pmesh up makes one")
         claim = load_claim(files.home)
-        owner = _open_owner_key(files, sources) if claim is not None else None
+        owner = sources.open_key(files.keystore) if claim is not None else None
         label = _label_before(files.home)
         trust = load_trust(files.home)
         save_changed(
@@ -251,13 +251,6 @@ def check_peer_id(text: str) -> PeerId:
 
 
 # --- parts of the commands ------------------------------------------------------
-def _open_owner_key(files: OwnerFiles, sources: PassphraseSources) -> OwnerKey:
-    facts = read_keystore_facts(files.keystore)
-    if facts is None:
-        raise owner_key_missing(files.keystore)
-    return load_owner_key(files.keystore, sources.open_with(facts))
-
-
 def _keep_owner_key(path: Path, key: OwnerKey, passphrase: str, *, use_keychain: bool) -> None:
     """The keychain first: a key whose passphrase could not be kept where it was asked to be is not made."""
     if use_keychain:

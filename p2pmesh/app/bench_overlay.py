@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import trio
 
 from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess, open_nodes
+from p2pmesh.app.claims import now_unix_ms
 from p2pmesh.app.config import BenchOverlayOptions
 from p2pmesh.base.errors import Refused
 from p2pmesh.base.quantities import KIB
@@ -158,10 +159,10 @@ class _OverlayBench:
         joining_s = time.monotonic() - began
         self._show(f"{len(nodes.by_name)} peers joined in {joining_s:.0f} s")
         await trio.sleep(SETTLE_S)
-        start_ms = _now_ms()
+        start_ms = now_unix_ms()
         await self._sample_for(nodes, self._options.minutes)
         names = tuple(nodes.by_name)
-        deliveries = self._ledger.deliveries(names, start_ms, _now_ms() - int(GRACE_S * 1000))
+        deliveries = self._ledger.deliveries(names, start_ms, now_unix_ms() - int(GRACE_S * 1000))
         restart = await self._restart(nodes, names[-1], invite) if len(names) > 1 else None
         return {
             "peers": len(names),
@@ -237,13 +238,13 @@ class _OverlayBench:
         """Kills a node and starts it again at once: when it has joined, is heard by all others, and hears."""
         nodes.by_name[name].process.kill()
         await nodes.by_name[name].process.wait()
-        killed_ms = _now_ms()
+        killed_ms = now_unix_ms()
         node = await self._start(nodes, name, "--join", invite)
         try:
             await node.wait_for("joined")
         except Refused as error:  # a figure like any other: what was measured before must not be lost with it
             return {"error": error.message, "output": list(node.events)[-10:]}
-        joined_ms = _now_ms()
+        joined_ms = now_unix_ms()
         await trio.sleep(max(SETTLE_S, 3 * GRACE_S))
         others = [other for other in nodes.by_name if other != name]
         ours = set(self._ledger.published_by(name, killed_ms))
@@ -262,10 +263,6 @@ class _OverlayBench:
             "heard_by_all_after_joining_ms": max(heard) - joined_ms if len(heard) == len(others) else None,
             "hears_after_joining_ms": None if hears is None else hears - joined_ms,
         }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _bars(deliveries: Mapping[str, Any], idle: Mapping[str, Any] | None) -> dict[str, bool]:

@@ -4,7 +4,6 @@ Blocking; a command has nothing else to do. Errors of the node come back under t
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import httpx
 
 from p2pmesh.api.errors import HTTP_ERRORS
 from p2pmesh.api.invites import DEADLINE_HEADER
+from p2pmesh.app.claims import now_unix_ms
 from p2pmesh.app.config import ChatOptions
 from p2pmesh.app.run_file import RunFile, read_run_file
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
@@ -51,7 +51,7 @@ def fetch_status(home: Path) -> dict[str, Any]:
 def ask_console(home: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The answer of the console of the node in ``home``; its refusals under their own codes."""
     node = read_run_file(home)
-    deadline_unix_ms = time.time_ns() // 1_000_000 + int((CONSOLE_TIMEOUT_S - CONSOLE_MARGIN_S) * 1000)
+    deadline_unix_ms = now_unix_ms() + int((CONSOLE_TIMEOUT_S - CONSOLE_MARGIN_S) * 1000)
     headers = {**_bearer(node), DEADLINE_HEADER: str(deadline_unix_ms)}
     with _node_errors(home), _client(node.console_url, CONSOLE_TIMEOUT_S) as client:
         response = client.request(method, path, headers=headers, json=body)

@@ -5,7 +5,6 @@ changed while the home is held.
 """
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from p2pmesh.adapters.credential_files import load_ledger, load_requirements, save_ledger
 from p2pmesh.adapters.home_lock import hold_home
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
+from p2pmesh.app.claims import now_unix_ms
 from p2pmesh.app.client import ask_console
 from p2pmesh.app.run_file import is_node_running
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
@@ -38,7 +38,7 @@ def create_invite(home: Path, life_s: int, max_uses: int) -> dict[str, Any]:
         if not ledger.addresses:
             text = f"the node of {home} has not run yet, so its addresses are unknown; start it with p2pmesh up"
             raise ConfigError(ErrorCode.NODE_NOT_RUNNING, text)
-        now = _now_unix_ms()
+        now = now_unix_ms()
         expires = now + life_s * 1000
         invite = Invite(os.urandom(ID_BYTES), founder.requirements, now, expires, ledger.addresses, max_uses=max_uses)
         save_ledger(home, invite_ledger.issue(ledger, invite, now))
@@ -52,7 +52,7 @@ def list_invites(home: Path) -> dict[str, Any]:
     if is_node_running(home):
         return ask_console(home, "GET", "/api/invites")
     _founder_of(home)
-    now = _now_unix_ms()
+    now = now_unix_ms()
     return invite_ledger.describe_ledger(invite_ledger.prune(load_ledger(home), now), now)
 
 
@@ -61,7 +61,7 @@ def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, A
     invite_id = _decode(invite).invite_id.hex() if invite.strip().startswith(PREFIX) else invite.strip().lower()
     if is_node_running(home):
         return ask_console(home, "POST", "/api/invites/revoke", {"id": invite_id, "expel": is_expelling})
-    _change(home, lambda ledger: invite_ledger.revoke(ledger, invite_id, _now_unix_ms(), is_expelling=is_expelling))
+    _change(home, lambda ledger: invite_ledger.revoke(ledger, invite_id, now_unix_ms(), is_expelling=is_expelling))
     return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
 
 
@@ -74,7 +74,7 @@ def remove_peer(home: Path, peer: PeerId, *, is_forced: bool = False) -> dict[st
 
     def change(ledger: InviteLedger) -> InviteLedger:
         invite_ledger.check_known(peer, is_known=is_forced or invite_ledger.knows(ledger, peer))
-        return invite_ledger.remove_peer(ledger, peer, _now_unix_ms())
+        return invite_ledger.remove_peer(ledger, peer, now_unix_ms())
 
     _change(home, change)
     return {"peer_id": peer, "state": "removed", "invites": []}
@@ -84,7 +84,7 @@ def readmit_peer(home: Path, peer: PeerId) -> dict[str, Any]:
     """Lets a removed member in again."""
     if is_node_running(home):
         return ask_console(home, "POST", "/api/peers/readmit", {"peer_id": peer})
-    _change(home, lambda ledger: invite_ledger.readmit_peer(ledger, peer, _now_unix_ms()))
+    _change(home, lambda ledger: invite_ledger.readmit_peer(ledger, peer, now_unix_ms()))
     return {"peer_id": peer, "state": "readmitted"}
 
 
@@ -100,7 +100,7 @@ def show_invite(text: str) -> dict[str, Any]:
         "mesh_id": invite.mesh_id,
         "founder": founder,
         "expires_unix_ms": invite.expires_unix_ms,
-        "is_expired": _now_unix_ms() > invite.expires_unix_ms,
+        "is_expired": now_unix_ms() > invite.expires_unix_ms,
         "max_uses": invite.max_uses,
         "requirements": requirements,
         "peers": [{"peer_id": peer, "addresses": list(found)} for peer, found in invite.peers(founder)],
@@ -147,7 +147,3 @@ def _change(home: Path, change: Change) -> None:
 
 def _decode(text: str) -> Invite:
     return decode_invite(text, Ed25519Verifier().is_signature_of)
-
-
-def _now_unix_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -9,7 +9,7 @@ import trio
 
 from p2pmesh.adapters.model_source import open_model
 from p2pmesh.adapters.model_store import DiskModelStore
-from p2pmesh.adapters.owner_keystore import OwnerKey, load_owner_key, owner_key_missing, read_keystore_facts
+from p2pmesh.adapters.owner_keystore import OwnerKey
 from p2pmesh.adapters.package_files import (
     BuildOptions,
     PackageCheck,
@@ -43,7 +43,7 @@ def build(home: Path, reference: str, out: Path, signing: Signing | None) -> Fac
     """Packages a model into the directory ``out``; ``ConfigError``, ``Refused(DISK_FULL)``."""
     if is_package(Path(reference)):
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"{reference} is a layer package already; copy the directory")
-    sign = None if signing is None else _signer(_open_owner_key(signing))
+    sign = None if signing is None else _signer(signing.sources.open_key(signing.files.keystore))
     store = DiskModelStore(home / "models", home / "cache")
     model = trio.run(store.resolve, reference)
     with open_model(Path(model.path)) as source:
@@ -118,14 +118,6 @@ def _stored_bytes(fields: Facts) -> int:
 def _source_of(model: ModelFile) -> SourceModel:
     name = Path(model.path).name
     return SourceModel(model.digest, (SourceFile(name, model.size_bytes, model.digest),), name)
-
-
-def _open_owner_key(signing: Signing) -> OwnerKey:
-    path = signing.files.keystore
-    facts = read_keystore_facts(path)
-    if facts is None:
-        raise owner_key_missing(path)
-    return load_owner_key(path, signing.sources.open_with(facts))
 
 
 def _signer(key: OwnerKey) -> Sign:

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2pmesh.adapters.keychain import fetch_passphrase
-from p2pmesh.adapters.owner_keystore import MAX_PASSPHRASE_BYTES, KeystoreFacts, check_passphrase
+from p2pmesh.adapters.owner_keystore import (
+    MAX_PASSPHRASE_BYTES,
+    KeystoreFacts,
+    OwnerKey,
+    check_passphrase,
+    load_owner_key,
+    owner_key_missing,
+    read_keystore_facts,
+)
 from p2pmesh.app.config import PASSPHRASE_VARIABLE
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
@@ -25,6 +33,13 @@ class PassphraseSources:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     ask: Ask | None = None
     option: str = "--passphrase-file"
+
+    def open_key(self, keystore: Path) -> OwnerKey:
+        """The owner's key, opened; ``ConfigError``, for one with ``OWNER_KEY_MISSING``."""
+        facts = read_keystore_facts(keystore)
+        if facts is None:
+            raise owner_key_missing(keystore)
+        return load_owner_key(keystore, self.open_with(facts))
 
     def open_with(self, facts: KeystoreFacts) -> str:
         """The passphrase of an existing keystore; ``ConfigError`` with ``PASSPHRASE_MISSING`` if there is none."""

@@ -5,10 +5,10 @@ Readable by its owner alone (mode 0600), because it holds the console's token. I
 
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from p2pmesh.adapters.private_files import write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 FILE_NAME = "run.json"
@@ -27,21 +27,10 @@ class RunFile:
 
 
 def write_run_file(home: Path, record: RunFile) -> None:
-    """Replaces the file; ``ConfigError(HOME_UNUSABLE)`` where the home cannot be written."""
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".run-", suffix=".json", dir=home)  # created 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(asdict(record), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, home / FILE_NAME)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        message = f"the home {home} cannot be written: {error.strerror}; choose another with --home"
-        raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
+    """Replaces the file; ``ConfigError(HOME_UNUSABLE)`` where the home is none or cannot be written."""
+    if not home.is_dir():
+        raise ConfigError(ErrorCode.HOME_UNUSABLE, f"the home {home} is not there; choose another with --home")
+    write_private(home / FILE_NAME, json.dumps(asdict(record)).encode())
 
 
 def read_run_file(home: Path) -> RunFile:

@@ -34,7 +34,7 @@ from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
 from p2pmesh.app import events
 from p2pmesh.app.backend import NodeBackend
-from p2pmesh.app.claims import OwnerFiles
+from p2pmesh.app.claims import OwnerFiles, now_unix_ms
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
@@ -47,7 +47,7 @@ from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_NAME_BYTES
-from p2pmesh.base.quantities import UnixMillis, format_size, micros
+from p2pmesh.base.quantities import format_size, micros
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.gossip_trace import TracedNetwork
@@ -83,7 +83,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
             console_socket = sockets.enter_context(bind_port(DEFAULT_HOST, options.console_port, "--console-port"))
             identity = load_or_create_identity(home)
             ownership = OwnershipWatch(owned, identity.peer_id, emit)
-            standing = choose_standing(options, identity, ownership.claim, UnixMillis(time.time_ns() // 1_000_000))
+            standing = choose_standing(options, identity, ownership.claim, now_unix_ms())
             sockets.callback(remove_run_file, home, os.getpid())
             _calm_garbage_collection()
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
