@@ -1,19 +1,40 @@
-"""GGUF: metadata and tensor shapes -> the bytes of a header. Version 3, little-endian.
+"""GGUF: metadata and tensor shapes -> the bytes of a header, whole or by its parts. Version 3, little-endian.
 
-For files that this package makes itself (tiny models). A stage file copies the records of its model instead, see
-``stage_file``.
+A whole header is for files that this package makes itself (tiny models). Stage files, fragments of packages and joined
+parts copy the records of their model instead, and take the other parts from here.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from p2pmesh.model.gguf import DEFAULT_ALIGNMENT, MAGIC, ValueType, padded
 
 Value = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[float] | Sequence[str]
 """A metadata value: whole numbers are written in 32 bits (64 where they need them), real ones in 32."""
 
-_VERSION = 3
+GGUF_VERSION = 3
+
+
+class Declared(Protocol):
+    """A tensor as the directory states it: dimensions in ggml order, ggml type number, bytes of its data."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions, fastest first."""
+
+    @property
+    def ggml_type(self) -> int:
+        """Number of its type."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its data, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +49,31 @@ class TensorShape:
 
 def encode_header(metadata: Mapping[str, Value], tensors: Sequence[TensorShape] = ()) -> bytes:
     """Everything before the tensor data, which follows in order, each tensor padded to ``DEFAULT_ALIGNMENT``."""
-    parts = [MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
-    parts += [_text(key) + _typed(value) for key, value in metadata.items()]
+    records = b"".join(encode_text(key) + _typed(value) for key, value in metadata.items())
+    header = encode_head(len(tensors), len(metadata)) + records + encode_directory(tensors, DEFAULT_ALIGNMENT)
+    return header.ljust(padded(len(header), DEFAULT_ALIGNMENT), b"\0")
+
+
+def encode_head(tensor_count: int, record_count: int, version: int = GGUF_VERSION) -> bytes:
+    """What a file begins with; records of metadata follow."""
+    return MAGIC + struct.pack("<IQQ", version, tensor_count, record_count)
+
+
+def encode_directory(tensors: Iterable[Declared], alignment: int) -> bytes:
+    """Where each tensor stands, counted from the first one's data; they follow in order, each padded."""
+    parts: list[bytes] = []
     offset = 0
     for tensor in tensors:
-        dimensions = len(tensor.shape)
-        shape = struct.pack(f"<I{dimensions}Q", dimensions, *tensor.shape)
-        parts.append(_text(tensor.name) + shape + struct.pack("<IQ", tensor.ggml_type, offset))
-        offset += padded(tensor.size_bytes, DEFAULT_ALIGNMENT)
-    header = b"".join(parts)
-    return header.ljust(padded(len(header), DEFAULT_ALIGNMENT), b"\0")
+        shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        parts.append(encode_text(tensor.name) + shape + struct.pack("<IQ", tensor.ggml_type, offset))
+        offset = padded(offset + tensor.size_bytes, alignment)
+    return b"".join(parts)
+
+
+def encode_text(text: str) -> bytes:
+    """Its length and its bytes."""
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
 
 
 def _typed(value: Value) -> bytes:
@@ -60,11 +96,6 @@ def _kind(value: bool | int | float | str) -> ValueType:
 
 def _scalar(kind: ValueType, value: bool | int | float | str) -> bytes:
     if kind is ValueType.STRING:
-        return _text(str(value))
+        return encode_text(str(value))
     letters = {ValueType.BOOL: "?", ValueType.UINT32: "I", ValueType.UINT64: "Q", ValueType.FLOAT32: "f"}
     return struct.pack("<" + letters[kind], value)
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw

@@ -17,7 +17,6 @@ from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS
 from p2pmesh.model.gguf import (
     ALIGNMENT_KEY,
     DEFAULT_ALIGNMENT,
-    MAGIC,
     GgufIndex,
     Span,
     TensorEntry,
@@ -25,6 +24,7 @@ from p2pmesh.model.gguf import (
     layer_of_tensor,
     padded,
 )
+from p2pmesh.model.gguf_writer import encode_directory, encode_head, encode_text
 from p2pmesh.model.package import (
     EMBEDDINGS_PATH,
     METADATA_PATH,
@@ -43,7 +43,6 @@ _SIZE_KEY = KEY_PREFIX + "size_bytes"
 _DIRECTORY_KEY = KEY_PREFIX + "directory"
 _OWN_KEYS = 4
 _HEAD_BYTES = 24
-_FRAGMENT_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,8 @@ def _plan_fragment(index: GgufIndex, path: str, tensors: Sequence[TensorEntry]) 
     else:
         records = _fragment_records(index)
         record_count = len(records)
-    head = Literal(MAGIC + struct.pack("<IQQ", _FRAGMENT_VERSION, len(tensors), record_count))
-    header: list[Segment] = [head, *records, Literal(_directory(tensors, index.alignment))]
+    head = Literal(encode_head(len(tensors), record_count))
+    header: list[Segment] = [head, *records, Literal(encode_directory(tensors, index.alignment))]
     unpadded = sum(segment.size_bytes for segment in header)
     segments = [*header, Zeros(padded(unpadded, index.alignment) - unpadded)]
     for tensor in tensors:
@@ -174,10 +173,10 @@ def _model_records(index: GgufIndex) -> list[Segment]:
     array = struct.pack("<IIQ", ValueType.ARRAY, ValueType.UINT8, directory.size_bytes)
     return [
         *(Copy(entry.record) for entry in index.metadata.values()),
-        Literal(_text(_VERSION_KEY) + struct.pack("<II", ValueType.UINT32, index.version)),
-        Literal(_text(_COUNT_KEY) + struct.pack("<IQ", ValueType.UINT64, len(index.tensors))),
-        Literal(_text(_SIZE_KEY) + struct.pack("<IQ", ValueType.UINT64, index.size_bytes)),
-        Literal(_text(_DIRECTORY_KEY) + array),  # one record with the bytes that follow
+        Literal(encode_text(_VERSION_KEY) + struct.pack("<II", ValueType.UINT32, index.version)),
+        Literal(encode_text(_COUNT_KEY) + struct.pack("<IQ", ValueType.UINT64, len(index.tensors))),
+        Literal(encode_text(_SIZE_KEY) + struct.pack("<IQ", ValueType.UINT64, index.size_bytes)),
+        Literal(encode_text(_DIRECTORY_KEY) + array),  # one record with the bytes that follow
         Copy(directory),
     ]
 
@@ -191,21 +190,6 @@ def _directory_span(index: GgufIndex) -> Span:
 
 def _declaration_bytes(tensor: TensorEntry) -> int:
     return 8 + len(tensor.name.encode()) + 4 + 8 * len(tensor.shape) + 4 + 8
-
-
-def _directory(tensors: Sequence[TensorEntry], alignment: int) -> bytes:
-    parts: list[bytes] = []
-    offset = 0
-    for tensor in tensors:
-        shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        parts.append(_text(tensor.name) + shape + struct.pack("<IQ", tensor.ggml_type, offset))
-        offset = padded(offset + tensor.size_bytes, alignment)
-    return b"".join(parts)
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
 
 
 # --- reading
@@ -222,7 +206,7 @@ def model_header(metadata: GgufIndex) -> ModelHeader:
     foreign = [entry for key, entry in metadata.metadata.items() if not key.startswith(KEY_PREFIX)]
     if any(entry.record.offset >= records_end for entry in foreign):
         raise _unusable("its entries are not in the model's order")
-    head = MAGIC + struct.pack("<IQQ", version, count, len(foreign))
+    head = encode_head(count, len(foreign), version)
     place = directory.record.offset + directory.record.size_bytes - directory.count
     regions = (
         Region(0, _HEAD_BYTES, literal=head),

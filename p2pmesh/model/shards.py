@@ -7,14 +7,14 @@ files is ``adapters.model_source``'s; what is in one part is ``gguf``'s.
 """
 
 import re
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.model.gguf import MAGIC, GgufIndex, Source, Span, TensorEntry, padded
+from p2pmesh.model.gguf import GgufIndex, Source, Span, padded
+from p2pmesh.model.gguf_writer import encode_directory, encode_head
 
 MAX_PARTS = 1024
 SPLIT_PREFIX = "split."
@@ -178,8 +178,8 @@ def _pieces(indexes: Sequence[GgufIndex]) -> Iterator[_Piece]:
     first = indexes[0]
     records = [entry.record for key, entry in first.metadata.items() if not key.startswith(SPLIT_PREFIX)]
     tensors = [(number, tensor) for number, index in enumerate(indexes) for tensor in index.tensors]
-    head = MAGIC + struct.pack("<IQQ", first.version, len(tensors), len(records))
-    directory = _directory([tensor for _, tensor in tensors], first.alignment)
+    head = encode_head(len(tensors), len(records), first.version)
+    directory = encode_directory((tensor for _, tensor in tensors), first.alignment)
     header_bytes = len(head) + sum(record.size_bytes for record in records) + len(directory)
     yield head
     yield from (PartCopy(0, record) for record in records)
@@ -188,17 +188,6 @@ def _pieces(indexes: Sequence[GgufIndex]) -> Iterator[_Piece]:
     for number, tensor in tensors:
         yield PartCopy(number, Span(tensor.offset, tensor.size_bytes))
         yield padded(tensor.size_bytes, first.alignment) - tensor.size_bytes
-
-
-def _directory(tensors: Sequence[TensorEntry], alignment: int) -> bytes:
-    entries: list[bytes] = []
-    offset = 0
-    for tensor in tensors:
-        raw = tensor.name.encode()
-        shape = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
-        entries.append(struct.pack("<Q", len(raw)) + raw + shape + struct.pack("<IQ", tensor.ggml_type, offset))
-        offset = padded(offset + tensor.size_bytes, alignment)
-    return b"".join(entries)
 
 
 def _size_of(piece: _Piece) -> int:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model import families, family_rules
 from p2pmesh.model.gguf import (
-    MAGIC,
     SCALAR_FORMATS,
     GgufIndex,
     MetadataValue,
@@ -31,6 +30,7 @@ from p2pmesh.model.gguf import (
     layer_of_tensor,
     padded,
 )
+from p2pmesh.model.gguf_writer import encode_directory, encode_head, encode_text
 from p2pmesh.model.tensor_types import F32, TENSOR_TYPES, tensor_bytes
 
 STAGE_FORMAT = 2
@@ -46,7 +46,6 @@ OUTPUT_TENSOR_KEY = "p2pmesh.layers.output"
 """Names of the tensors that the engine writes its rows over, and takes them from; without one it does the usual."""
 
 EMPTY_VOCABULARY_TOKENS = 32
-_VERSION = 3
 _TOKEN_EMBEDDING = "token_embd.weight"
 _OUTPUT = "output.weight"
 _FILLER_TYPES = (19, 2, F32)
@@ -124,8 +123,8 @@ def draft_stage_file(index: GgufIndex, layers: LayerRange) -> StageFilePlan:
     """``plan_stage_file`` without asking whether a run has proved the cut: for the runs that are to prove it."""
     tensors = tuple(_stage_tensors(index, layers))
     records = tuple(_metadata_records(index, layers))
-    head = Literal(MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(records)))
-    directory = Literal(_directory(tensors, index.alignment))
+    head = Literal(encode_head(len(tensors), len(records)))
+    directory = Literal(encode_directory(tensors, index.alignment))
     header = [head, *records, directory]
     unpadded = sum(segment.size_bytes for segment in header)
     header_bytes = padded(unpadded, index.alignment)
@@ -190,17 +189,6 @@ def _filler(name: str, shape: tuple[int, ...]) -> _StageTensor:
     return _StageTensor(name, shape, kind, tensor_bytes(TENSOR_TYPES[kind], shape), None)
 
 
-def _directory(tensors: tuple[_StageTensor, ...], alignment: int) -> bytes:
-    parts: list[bytes] = []
-    offset = 0
-    for tensor in tensors:
-        dimensions = len(tensor.shape)
-        shape = struct.pack(f"<I{dimensions}Q", dimensions, *tensor.shape)
-        parts.append(_text(tensor.name) + shape + struct.pack("<IQ", tensor.ggml_type, offset))
-        offset = padded(offset + tensor.size_bytes, alignment)
-    return b"".join(parts)
-
-
 def _data(tensors: tuple[_StageTensor, ...], alignment: int) -> Iterator[Segment]:
     for tensor in tensors:
         yield Copy(tensor.source) if tensor.source is not None else Zeros(tensor.size_bytes)
@@ -239,7 +227,7 @@ def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | 
         _put_recurrent(changed, index, layers)
         _put_ends(changed, index, layers)
     if not layers.is_first() and not layers.is_last(index.layer_count):
-        changed["tokenizer.ggml.model"] = _record("tokenizer.ggml.model", ValueType.STRING, _text("none"))
+        changed["tokenizer.ggml.model"] = _record("tokenizer.ggml.model", ValueType.STRING, encode_text("none"))
         _put_number(changed, index.key("vocab_size"), EMPTY_VOCABULARY_TOKENS)
     _put_number(changed, PROVENANCE_START, layers.start)
     _put_number(changed, PROVENANCE_END, layers.end)
@@ -320,20 +308,15 @@ def _put_real(changed: dict[str, bytes | None], key: str, value: float) -> None:
 
 
 def _put_text(changed: dict[str, bytes | None], key: str, value: str) -> None:
-    changed[key] = _record(key, ValueType.STRING, _text(value))
+    changed[key] = _record(key, ValueType.STRING, encode_text(value))
 
 
 def _record(key: str, value_type: int, body: bytes) -> bytes:
-    return _text(key) + struct.pack("<I", value_type) + body
+    return encode_text(key) + struct.pack("<I", value_type) + body
 
 
 def _array(element_type: int, count: int, body: bytes) -> bytes:
     return struct.pack("<IQ", element_type, count) + body
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
 
 
 # --- segments
