@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import BinaryIO, Protocol
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import Digest
 from p2pmesh.base.quantities import MIB, format_size
+from p2pmesh.model.stage_file import Copy, Literal, Segment
 
 PIECE_BYTES = MIB
 TEMPORARY_SUFFIX = ".tmp"
@@ -137,10 +138,22 @@ def read_pieces(source: OpenSource, offset: int, size_bytes: int, checkpoint: Ch
         if not piece:
             raise ConfigError(
                 ErrorCode.GGUF_TRUNCATED,
-                f"{source.path} ends at byte {position} by now: leave it unchanged while it is served",
+                f"{source.path} ends at byte {position} by now: leave it unchanged while it is in use",
             )
         yield piece
         position += len(piece)
+
+
+def segment_pieces(source: OpenSource, segments: Iterable[Segment], checkpoint: Checkpoint) -> Iterator[bytes]:
+    """The bytes of a planned file whose copies come from ``source``, in pieces of at most 1 MiB but for literals."""
+    for segment in segments:
+        if isinstance(segment, Literal):
+            yield segment.data
+        elif isinstance(segment, Copy):
+            yield from read_pieces(source, segment.span.offset, segment.span.size_bytes, checkpoint)
+        else:
+            for start in range(0, segment.size_bytes, PIECE_BYTES):
+                yield bytes(min(PIECE_BYTES, segment.size_bytes - start))
 
 
 def digest_of(source: OpenSource, checkpoint: Checkpoint) -> Digest:

@@ -43,10 +43,10 @@ from p2pmesh.base.ids import Digest, LayerRange, is_digest
 from p2pmesh.base.quantities import GIB
 from p2pmesh.model.cost import sequence_bytes
 from p2pmesh.model.families import check_model
-from p2pmesh.model.gguf import GgufIndex, Span, read_index
+from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
 from p2pmesh.model.shards import check_not_a_part
-from p2pmesh.model.stage_file import STAGE_FORMAT, Copy, Literal, Segment, plan_stage_file
+from p2pmesh.model.stage_file import STAGE_FORMAT, plan_stage_file
 from p2pmesh.ports.models import ArtifactWriter, ModelFile, StageArtifact
 
 DEFAULT_QUOTA_BYTES = 64 * GIB
@@ -400,8 +400,8 @@ class DiskModelStore:
             self._require_same(source, model)
             self._make_room(plan.size_bytes)
             with files.pending_file(self._stages, self._disk) as pending:
-                for segment in plan.segments:
-                    _write_segment(segment, source, pending)
+                for piece in files.segment_pieces(source, plan.segments, trio.from_thread.check_cancelled):
+                    pending.write(piece)
                 if source.has_changed():
                     raise _changed(model)
                 artifact = self._keep(pending)
@@ -414,7 +414,8 @@ class DiskModelStore:
             self._require_same(source, model)
             self._make_room(model.size_bytes)
             with files.pending_file(self._stages, self._disk) as pending:
-                _write_segment(Copy(Span(0, model.size_bytes)), source, pending)
+                for piece in files.read_pieces(source, 0, model.size_bytes, trio.from_thread.check_cancelled):
+                    pending.write(piece)
                 if pending.digest != model.digest:
                     text = f"{model.path} does not give back the model that it names; see p2pmesh package verify"
                     raise ConfigError(ErrorCode.PACKAGE_INVALID, text)
@@ -547,18 +548,6 @@ def _read_model(source: files.OpenSource) -> GgufIndex:
     except (RemoteProtocolError, ConfigError) as error:
         raise ConfigError(error.code, f"{shown(str(source.path))}: {error.message}") from error
     return index
-
-
-def _write_segment(segment: Segment, source: files.OpenSource, pending: files.PendingFile) -> None:
-    check_cancelled = trio.from_thread.check_cancelled
-    if isinstance(segment, Literal):
-        pending.write(segment.data)
-    elif isinstance(segment, Copy):
-        for piece in files.read_pieces(source, segment.span.offset, segment.span.size_bytes, check_cancelled):
-            pending.write(piece)
-    else:
-        for start in range(0, segment.size_bytes, files.PIECE_BYTES):
-            pending.write(bytes(min(files.PIECE_BYTES, segment.size_bytes - start)))
 
 
 def _may_be(named: NamedModel, digest: Digest, size_bytes: int) -> bool:

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from p2pmesh.adapters import model_files as files
 from p2pmesh.adapters.identity import Ed25519Verifier
@@ -24,7 +24,7 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import Digest, OwnerId
 from p2pmesh.base.quantities import format_size
-from p2pmesh.model.gguf import GgufIndex, Source, Span, read_index
+from p2pmesh.model.gguf import GgufIndex, Source, read_index
 from p2pmesh.model.package import (
     MANIFEST_FILE,
     METADATA_PATH,
@@ -51,7 +51,6 @@ from p2pmesh.model.package_layout import (
     model_regions,
     plan_package,
 )
-from p2pmesh.model.stage_file import Copy, Literal
 from p2pmesh.wire.package import decode_statement
 from p2pmesh.wire.signed import Verify
 
@@ -73,13 +72,6 @@ def is_package(path: Path) -> bool:
 # --- building
 
 
-class ModelSource(Source, Protocol):
-    """An open model file."""
-
-    def has_changed(self) -> bool:
-        """Whether it is another by now."""
-
-
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
     """What a package says of itself; ``sign`` None leaves it unsigned."""
@@ -91,7 +83,7 @@ class BuildOptions:
 
 
 def build_package(
-    source: ModelSource, index: GgufIndex, out: Path, options: BuildOptions, checkpoint: files.Checkpoint
+    source: files.OpenSource, index: GgufIndex, out: Path, options: BuildOptions, checkpoint: files.Checkpoint
 ) -> dict[str, Any]:
     """Writes the package of an open model to the directory ``out``, which must not exist; the manifest's fields.
 
@@ -122,10 +114,10 @@ def _check_out(out: Path) -> None:
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"{out} is there already; name a directory that does not exist")
 
 
-def _check_gaps(source: Source, index: GgufIndex, checkpoint: files.Checkpoint) -> None:
+def _check_gaps(source: files.OpenSource, index: GgufIndex, checkpoint: files.Checkpoint) -> None:
     """A package does not keep padding; where that holds anything, the model could not be given back to the bit."""
     for gap in gaps_of(index):
-        if any(any(piece) for piece in _read_span(source, gap, checkpoint)):
+        if any(any(piece) for piece in files.read_pieces(source, gap.offset, gap.size_bytes, checkpoint)):
             text = f"bytes from {gap.offset} on belong to no tensor and are not zero; such a model stays one file"
             raise ConfigError(ErrorCode.GGUF_INVALID, text)
 
@@ -154,38 +146,18 @@ def _remove_unfinished(out: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _write_fragment(source: Source, plan: FragmentPlan, directory: Path, checkpoint: files.Checkpoint) -> Artifact:
+def _write_fragment(
+    source: files.OpenSource, plan: FragmentPlan, directory: Path, checkpoint: files.Checkpoint
+) -> Artifact:
     path = directory / plan.path
     with files.translated(f"cannot write {path}"):
         path.parent.mkdir(exist_ok=True)
     with files.pending_file(path.parent, files.Disk()) as pending:
-        for piece in _pieces(source, plan, checkpoint):
+        for piece in files.segment_pieces(source, plan.segments, checkpoint):
             pending.write(piece)
         digest = pending.digest
         stamp = pending.commit(path)
     return Artifact(plan.path, plan.tensor_count, plan.tensor_bytes, stamp.size_bytes, digest)
-
-
-def _pieces(source: Source, plan: FragmentPlan, checkpoint: files.Checkpoint) -> Iterator[bytes]:
-    """The bytes of a planned file, at most a MiB at a time."""
-    for segment in plan.segments:
-        if isinstance(segment, Literal):
-            yield segment.data
-        elif isinstance(segment, Copy):
-            yield from _read_span(source, segment.span, checkpoint)
-        else:
-            yield bytes(segment.size_bytes)
-
-
-def _read_span(source: Source, span: Span, checkpoint: files.Checkpoint) -> Iterator[bytes]:
-    position, end = span.offset, span.offset + span.size_bytes
-    while position < end:
-        checkpoint()
-        piece = source.read_at(position, min(files.PIECE_BYTES, end - position))
-        if not piece:
-            raise ConfigError(ErrorCode.GGUF_TRUNCATED, f"the model ends at byte {position} by now; leave it unchanged")
-        yield piece
-        position += len(piece)
 
 
 def _contents(index: GgufIndex, artifacts: list[Artifact], options: BuildOptions) -> PackageContents:
@@ -382,7 +354,7 @@ def _broken(directory: Path, problem: str) -> ConfigError:
 def digest_of_model(package: PackageSource, checkpoint: files.Checkpoint) -> Digest:
     """sha256 of the model's file, given back from its fragments."""
     digest = hashlib.sha256()
-    for piece in _read_span(package, Span(0, package.size_bytes), checkpoint):
+    for piece in files.read_pieces(package, 0, package.size_bytes, checkpoint):
         digest.update(piece)
     return Digest(digest.hexdigest())
 

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from p2pmesh.adapters.llama.binding import LoadedStage, LoadOptions
 from p2pmesh.adapters.llama.tiny_models import write_tiny_model
 from p2pmesh.adapters.llama.tiny_variants import Variant, tiny_metadata
-from p2pmesh.adapters.model_files import FileSource
+from p2pmesh.adapters.model_files import FileSource, segment_pieces
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.families import rule_refusal
 from p2pmesh.model.gguf import GgufIndex, read_index
-from p2pmesh.model.stage_file import Copy, Literal, draft_stage_file
+from p2pmesh.model.stage_file import draft_stage_file
 
 _PREFILL_ROWS = 20
 _STEPS = 12
@@ -150,15 +150,9 @@ def _index_of(path: Path) -> GgufIndex:
 
 
 def _write_stage(model: Path, index: GgufIndex, layers: LayerRange, path: Path) -> None:
-    with model.open("rb") as source, path.open("wb") as target:
-        for segment in draft_stage_file(index, layers).segments:
-            if isinstance(segment, Literal):
-                target.write(segment.data)
-            elif isinstance(segment, Copy):
-                source.seek(segment.span.offset)
-                target.write(source.read(segment.span.size_bytes))
-            else:
-                target.write(bytes(segment.size_bytes))
+    with FileSource(model) as source, path.open("wb") as target:
+        for piece in segment_pieces(source, draft_stage_file(index, layers).segments, lambda: None):
+            target.write(piece)
 
 
 def main() -> None:
