@@ -21,10 +21,10 @@ import trio
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.plain_loop import measure_plain_decode
 from p2pmesh.adapters.model_packages import DEMO_MODEL
-from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.app.bench_engine import measure_engine_decode, whole_model_spec
 from p2pmesh.app.bench_nodes import BenchNodes, open_nodes
 from p2pmesh.app.config import BenchDecodeOptions
+from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.ports.models import ModelFile
@@ -79,9 +79,8 @@ class _DecodeBench:
     def __init__(self, options: BenchDecodeOptions, scratch: Path) -> None:
         self._options = options
         self._scratch = scratch
-        cache = options.home / "cache"
-        store = DiskModelStore(options.home / "models", cache)
-        self._engine_cache = cache / "engine"
+        self._engine_cache = options.home / "cache" / "engine"
+        store = open_access(options.home).store
         self.model: ModelFile = trio.run(store.resolve, options.model or DEMO_MODEL)
         # Any tokens do: the loops below decode whatever the model says next. The first ones are control tokens.
         self._prompt = tuple(100 + (7 * i) % 1000 for i in range(options.prompt_tokens))

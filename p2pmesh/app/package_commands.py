@@ -8,7 +8,6 @@ from typing import Any
 import trio
 
 from p2pmesh.adapters.model_source import open_model
-from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.owner_keystore import OwnerKey
 from p2pmesh.adapters.package_files import (
     BuildOptions,
@@ -21,6 +20,7 @@ from p2pmesh.adapters.package_files import (
     usable_manifest,
 )
 from p2pmesh.app.claims import OwnerFiles, as_utc, verify
+from p2pmesh.app.model_access import open_access
 from p2pmesh.app.passphrase import PassphraseSources
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.quantities import format_size
@@ -44,8 +44,7 @@ def build(home: Path, reference: str, out: Path, signing: Signing | None) -> Fac
     if is_package(Path(reference)):
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"{reference} is a layer package already; copy the directory")
     sign = None if signing is None else _signer(signing.sources.open_key(signing.files.keystore))
-    store = DiskModelStore(home / "models", home / "cache")
-    model = trio.run(store.resolve, reference)
+    model = trio.run(open_access(home).store.resolve, reference)
     with open_model(Path(model.path)) as source:
         if source.size_bytes != model.size_bytes:
             raise ConfigError(ErrorCode.GGUF_INVALID, f"{model.path} changed while it was read; try again")

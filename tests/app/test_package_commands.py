@@ -1,4 +1,4 @@
-"""Building a package of a real model: how much memory it takes."""
+"""Building a package: where its model is found, and how much memory a real one takes."""
 
 import subprocess
 import sys
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from p2pmesh.adapters.model_packages import installed_models
+from p2pmesh.app.package_commands import build
 from p2pmesh.base.quantities import KIB, MIB
+from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 MOST_BYTES = 150 * MIB
 SCRIPT = """
@@ -28,6 +30,18 @@ def peak_bytes(*arguments: str) -> int:
     command = [sys.executable, "-c", SCRIPT, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return int(ended.stdout) * KIB
+
+
+def test_a_model_of_the_shared_cache_is_found_as_up_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, cache = "ab" * 20, tmp_path / "hub"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    snapshot = cache / "models--org--tiny" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "Tiny.gguf").write_bytes(tiny_llama(TinyShape(layers=2)))
+    references = cache / "models--org--tiny" / "refs"
+    references.mkdir()
+    (references / "main").write_text(commit)
+    assert build(tmp_path / "home", "org/tiny", tmp_path / "package", None)["layer_count"] == 2
 
 
 def test_a_model_of_250_megabytes_is_packaged_and_checked_in_little_memory(tmp_path: Path) -> None:
