@@ -22,7 +22,7 @@ from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.credentials import judge_owner, judge_requirements, judge_version
 from p2pmesh.core.ownership import open_claim
 from p2pmesh.core.standing import Founding, Membership
-from p2pmesh.wire.invite import check_invite_time, decode_invite
+from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 
 
@@ -48,14 +48,20 @@ def choose_standing(options: UpOptions, identity: NodeIdentity, claim: bytes, no
     return Standing(founding=_found(options, identity, claim, now))
 
 
-def _by_invite(home: Path, text: str, identity: NodeIdentity, now: UnixMillis) -> Standing:
+def read_invite(text: str) -> Invite:
+    """What an invite says, of whichever mesh and time; ``P2PMeshError`` for what lets nobody in."""
     invite = decode_invite(text, Ed25519Verifier().is_signature_of)
-    if invite.requirements.founder_key == identity.public_key:
-        text = "this home founded the mesh of that invite: leave --join away here, and join from another home"
-        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
     refusal = judge_requirements(invite.requirements)
     if refusal is not None:
         raise ConfigError(refusal.code, refusal.message)
+    return invite
+
+
+def _by_invite(home: Path, text: str, identity: NodeIdentity, now: UnixMillis) -> Standing:
+    invite = read_invite(text)
+    if invite.requirements.founder_key == identity.public_key:
+        text = "this home founded the mesh of that invite: leave --join away here, and join from another home"
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
     membership = load_membership(home, invite.mesh_id)
     if membership is None:
         check_invite_time(invite, now)

@@ -38,7 +38,7 @@ from p2pmesh.app.claims import OwnerFiles, now_unix_ms
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
-from p2pmesh.app.joining import Standing, choose_standing
+from p2pmesh.app.joining import Standing, choose_standing, read_invite
 from p2pmesh.app.machine_memory import offered_memory_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
@@ -72,6 +72,8 @@ HUB_RETRY_LONGEST_S = 600.0
 
 def run_up(options: UpOptions, emit: Emit) -> int:
     """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on."""
+    if options.invite is not None:
+        read_invite(options.invite)  # before a home is made for it
     with hold_home(options.home) as home:
         models = open_access(home, options.hub_endpoint, options.is_offline)
         models.check(_references(options))

@@ -32,6 +32,12 @@ def test_a_taken_port_founds_no_mesh_and_drafts_of_a_killed_start_are_gone(tmp_p
     assert not draft.exists()
 
 
+def test_an_invite_that_cannot_be_read_makes_no_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert code_of(home, invite="p2pmesh2-mistyped") is ErrorCode.INVITE_MALFORMED
+    assert not home.exists()
+
+
 def test_an_owner_key_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     assert code_of(tmp_path, owner_key=str(tmp_path / "none")) is ErrorCode.OWNER_KEY_MISSING
     assert code_of(tmp_path, passphrase_file=str(tmp_path / "none")) is ErrorCode.CONFIG_INVALID
