@@ -451,8 +451,9 @@ class MembershipMachine(Generic[A]):
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []
         if self._inquiries:
-            for peer in [peer for peer, inquiry in self._inquiries.items() if inquiry.due <= now]:
-                effects += self._advance(peer, self._inquiries[peer], now)
+            for peer, inquiry in [found for found in self._inquiries.items() if found[1].due <= now]:
+                if peer in self._inquiries:  # not ended by what came of another
+                    effects += self._advance(peer, inquiry, now)
         if now >= self._round_at:
             if self._tombstones:
                 self._clear_tombstones(effects, now)
@@ -662,11 +663,10 @@ class MembershipMachine(Generic[A]):
         return ()
 
     def _fail(self, peer: PeerId, inquiry: _Inquiry, now: Micros) -> tuple[Effect, ...]:
-        incarnation = self._end(peer, MemberState.FAILED, now)
-        if not inquiry.has_reported:
-            return (PeerFailed(peer),)
+        incarnation = self._members[peer].announcement.incarnation
+        ended = (*self._end(peer, MemberState.FAILED, now), PeerFailed(peer))
         # Said again, since gossip loses some, and who came in between has not heard it.
-        return (PeerFailed(peer), ReportDown(peer, incarnation))
+        return (*ended, ReportDown(peer, incarnation)) if inquiry.has_reported else ended
 
     def _on_excluded(self, peer: PeerId, now: Micros) -> tuple[Effect, ...]:
         """Gossip does not bring it back, its own connection does."""
@@ -677,8 +677,7 @@ class MembershipMachine(Generic[A]):
                 self._end_inquiry(peer)
                 stone.state = MemberState.EXCLUDED
             return ()
-        self._end(peer, MemberState.EXCLUDED, now)
-        return (PeerForgotten(peer),)
+        return (*self._end(peer, MemberState.EXCLUDED, now), PeerForgotten(peer))
 
     def _on_out_of_earshot(self, peer: PeerId) -> tuple[Effect, ...]:
         """It is as if we had never heard of it, unless it is connected: then we would learn of its end."""
@@ -687,27 +686,37 @@ class MembershipMachine(Generic[A]):
         self._remove(peer)
         return (PeerForgotten(peer),)
 
-    def _end(self, peer: PeerId, state: MemberState, now: Micros) -> int:
-        """Takes a member out of the view, under a tombstone; the incarnation that has ended."""
+    def _end(self, peer: PeerId, state: MemberState, now: Micros) -> tuple[Effect, ...]:
+        """Takes a member out of the view, under a tombstone."""
         member = self._remove(peer)
         said = member.announcement
         # Not before what it said has expired everywhere: an echo of that would make it a new peer.
         until = Micros(max(now + self._policy.tombstone_us, member.announced_at + member.lives_us))
-        stone = _Tombstone(state, said.incarnation, said.sequence, member.heard_at, until)
-        self._bury(peer, stone)
-        return said.incarnation
+        return self._bury(peer, _Tombstone(state, said.incarnation, said.sequence, member.heard_at, until))
 
-    def _bury(self, peer: PeerId, stone: _Tombstone) -> None:
+    def _bury(self, peer: PeerId, stone: _Tombstone) -> tuple[Effect, ...]:
+        """The oldest tombstone makes room, and says so."""
         self._tombstones.pop(peer, None)
-        _make_room(self._tombstones, self._policy.capacity)
+        made_room: tuple[Effect, ...] = ()
+        if len(self._tombstones) >= self._policy.capacity:
+            oldest = next(iter(self._tombstones))
+            del self._tombstones[oldest]
+            self._end_inquiry(oldest)
+            made_room = (PeerForgotten(oldest),)
         self._tombstones[peer] = stone
+        return made_room
 
     def _on_leaving(self, peer: PeerId, incarnation: int, now: Micros) -> tuple[Effect, ...]:
-        """Also of a peer that is not in view: what it said before may still come, and must not bring it in."""
+        """Also of a peer that is not in view: what it said before may still come, and must not bring it in.
+
+        Strangers displace no tombstones: whoever makes up peers could have all of them forgotten.
+        """
         stone = self._tombstones.get(peer)
         if peer == self._own_peer or (stone is not None and stone.incarnation > incarnation):
             return ()
         member = self._members.get(peer)
+        if member is None and stone is None and len(self._tombstones) >= self._policy.capacity:
+            return ()
         until = Micros(max(now + self._policy.tombstone_us, 0 if stone is None else stone.until))
         if member is not None:
             if member.announcement.incarnation > incarnation:
@@ -719,10 +728,10 @@ class MembershipMachine(Generic[A]):
         # Nobody comes back from exclusion by saying that it goes and comes again.
         is_excluded = stone is not None and stone.state is MemberState.EXCLUDED
         state = MemberState.EXCLUDED if is_excluded else MemberState.LEFT
-        self._bury(peer, _Tombstone(state, incarnation, _NEVER, now, until))
+        made_room = self._bury(peer, _Tombstone(state, incarnation, _NEVER, now, until))
         if self._round_at == _NEVER:
             self._start_rounds(now)
-        return () if member is None else (PeerLeft(peer),)
+        return made_room if member is None else (*made_room, PeerLeft(peer))
 
     def _clear_tombstones(self, effects: list[Effect], now: Micros) -> None:
         for peer in [peer for peer, stone in self._tombstones.items() if stone.until <= now]:

@@ -660,12 +660,43 @@ def test_a_full_view_takes_no_rumours_but_makes_room_for_who_is_connected() -> N
     assert life.machine.live_count == 2
 
 
-def test_tombstones_are_bounded_and_give_up_the_oldest() -> None:
+def test_tombstones_are_bounded_and_the_oldest_makes_room_and_says_so() -> None:
     life = Life(policy=replace(POLICY, capacity=2))
-    for peer in (C, A, B):
-        life.tell(LeavingHeard(peer, 1))
+    for peer in (C, A):
+        life.tell(said(peer), LeavingHeard(peer, 1))
+    assert life.tell(said(B), LeavingHeard(B, 1)) == [PeerJoined(B), PeerForgotten(C), PeerLeft(B)]
     assert life.tell(said(A), said(B)) == []
     assert life.tell(said(C)) == [PeerJoined(C)]
+    assert life.tell(PeerExcluded(C)) == [PeerForgotten(A), PeerForgotten(C)]
+
+
+def test_what_is_asked_under_a_tombstone_that_makes_room_is_not_waited_for() -> None:
+    life = Life(A, B, policy=replace(POLICY, capacity=1))
+    life.tell(PeerExcluded(A))
+    (probe,) = life.tell(said(A, 2))
+    assert isinstance(probe, SendProbe)
+    life.tell(said(B), LeavingHeard(B, 1))
+    assert life.tell(ProbeAnswered(A, probe.ticket, 1)) == []
+
+
+def test_a_tombstone_may_make_room_while_its_own_probe_runs_out() -> None:
+    life = Life(policy=replace(POLICY, capacity=1))
+    life.tell(said(A), PeerExcluded(A), said(B), ConnectionOpened(B), ConnectionLost(B))
+    life.now = 60 * S
+    life.tell(DeadlinePassed(), said(A, 2))
+    life.now = 120 * S  # a clock that is late: both inquiries are due in one call, that of B first
+    told = life.tell(DeadlinePassed())
+    assert PeerForgotten(A) in told
+    assert PeerFailed(B) in told
+
+
+def test_made_up_peers_that_say_that_they_go_displace_no_tombstones() -> None:
+    life = Life(A, policy=replace(POLICY, capacity=3))
+    life.tell(LeavingHeard(A, 1))
+    assert life.tell(*(LeavingHeard(peer, 1) for peer in (B, C, D, E))) == []
+    assert life.state(A) is MemberState.LEFT
+    assert life.machine.known_count == 3
+    assert life.tell(LeavingHeard(A, 2), said(A, 1, incarnation=2)) == []
 
 
 def test_what_is_no_event_is_refused() -> None:

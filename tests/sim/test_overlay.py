@@ -204,8 +204,8 @@ def test_an_attack_for_which_nobody_is_there_is_the_scenarios_mistake(faults: tu
 
 
 def test_an_overlay_that_everybody_has_left_goes_on_to_its_end() -> None:
-    turnover = Turnover(90 * SECOND_US, 3 * MINUTE_US, 10_000_000, down_us=30 * MINUTE_US)
-    given = dataclasses.replace(scenario(5, *EVERYBODY_GOES, turnover), searches=Searches(from_us=2 * MINUTE_US))
+    turnover = Turnover(90 * SECOND_US, 19 * MINUTE_US, 10_000_000, down_us=30 * MINUTE_US)
+    given = dataclasses.replace(scenario(20, *EVERYBODY_GOES, turnover), searches=Searches(from_us=2 * MINUTE_US))
     report = simulate_overlay(given, 2, 1)
     assert (report.live, report.violations) == (0, ())
 
