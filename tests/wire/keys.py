@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
@@ -9,6 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
+from p2pmesh.wire.schema import pack
+from p2pmesh.wire.signed import seal
 
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # multihash "identity" of 36 bytes: the protobuf {key type Ed25519, 32 bytes of key}
@@ -79,3 +82,15 @@ def peer_id_of(public_key: bytes) -> PeerId:
 def armour(sealed: bytes) -> str:
     """The line of an invite's envelope."""
     return "p2pmesh2-" + base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+
+
+def sealing(domain: bytes, key: TestKey) -> Callable[..., bytes]:
+    """Makes envelopes of a kind of record over any value, also one that our writer refuses.
+
+    What it returns takes the value, and another key and domain for a record that is signed wrongly.
+    """
+
+    def sealed(value: object, key: TestKey = key, domain: bytes = domain) -> bytes:
+        return seal(domain, pack(value), key.public_key, key.sign)
+
+    return sealed

@@ -1,13 +1,11 @@
 """The liveness vectors, for ``tests.wire.regenerate``: proofs of life and notes, and what is none."""
 
-from collections.abc import Callable
 from typing import Any
 
 from p2pmesh.wire import liveness
-from p2pmesh.wire.schema import pack, to_map
-from p2pmesh.wire.signed import seal
+from p2pmesh.wire.schema import to_map
 from tests.wire import vectors
-from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey
+from tests.wire.keys import FOUNDER, JOINER, STRANGER, sealing
 
 ISSUED_MS = 1_780_000_000_000
 NONCE = bytes(range(80, 96))
@@ -16,17 +14,10 @@ REPORT = liveness.DownReport(FOUNDER.mesh_id, FOUNDER.peer_id, JOINER.peer_id, I
 LEAVING = liveness.Leaving(FOUNDER.mesh_id, JOINER.peer_id, ISSUED_MS, 9, ISSUED_MS + 6000)
 
 Case = dict[str, Any]
-Sealing = Callable[..., bytes]
 
 
-def sealed_proof(value: Any, key: TestKey = JOINER, domain: bytes = liveness.PROOF_DOMAIN) -> bytes:
-    """An envelope over any value, also one that our writer refuses."""
-    return seal(domain, pack(value), key.public_key, key.sign)
-
-
-def sealed_note(value: Any, key: TestKey = JOINER, domain: bytes = liveness.NOTE_DOMAIN) -> bytes:
-    """An envelope over any value, also one that our writer refuses."""
-    return seal(domain, pack(value), key.public_key, key.sign)
+sealed_proof = sealing(liveness.PROOF_DOMAIN, JOINER)
+sealed_note = sealing(liveness.NOTE_DOMAIN, JOINER)
 
 
 def _flipped(data: bytes, index: int) -> bytes:

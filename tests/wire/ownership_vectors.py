@@ -8,7 +8,7 @@ from p2pmesh.wire import announcement, ownership
 from p2pmesh.wire.schema import pack, to_map
 from p2pmesh.wire.signed import seal
 from tests.wire import vectors
-from tests.wire.keys import FOUNDER, JOINER, OWNER, STRANGER, TestKey
+from tests.wire.keys import FOUNDER, JOINER, OWNER, STRANGER, sealing
 
 ISSUED_MS = 1_780_000_000_000
 CLAIM = ownership.OwnershipClaim(
@@ -19,9 +19,7 @@ HOUR_MS = 3_600_000
 Case = dict[str, Any]
 
 
-def sealed(value: Any, key: TestKey = OWNER, domain: bytes = ownership.DOMAIN) -> bytes:
-    """An envelope over any value, also one that our writer refuses."""
-    return seal(domain, pack(value), key.public_key, key.sign)
+sealed = sealing(ownership.DOMAIN, OWNER)
 
 
 def _flipped(data: bytes, index: int) -> bytes:

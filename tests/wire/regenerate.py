@@ -16,9 +16,8 @@ import numpy as np
 from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.wire import announcement, begin, control, generation, invite, membership_pass, revocation, stage
 from p2pmesh.wire.schema import pack, to_map
-from p2pmesh.wire.signed import seal
 from tests.wire import liveness_vectors, vectors
-from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour
+from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour, sealing
 from tests.wire.ownership_vectors import ownership_claims
 from tests.wire.package_vectors import layer_packages
 
@@ -68,20 +67,10 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
     )  # fmt: skip
 
 
-def sealed_invite(value: Any, key: TestKey = FOUNDER, domain: bytes = invite.DOMAIN) -> bytes:
-    return seal(domain, pack(value), key.public_key, key.sign)
-
-
-def sealed_pass(value: Any, key: TestKey = FOUNDER, domain: bytes = membership_pass.DOMAIN) -> bytes:
-    return seal(domain, pack(value), key.public_key, key.sign)
-
-
-def sealed_revocation(value: Any, key: TestKey = FOUNDER, domain: bytes = revocation.DOMAIN) -> bytes:
-    return seal(domain, pack(value), key.public_key, key.sign)
-
-
-def sealed_announcement(value: Any, key: TestKey = JOINER, domain: bytes = announcement.DOMAIN) -> bytes:
-    return seal(domain, pack(value), key.public_key, key.sign)
+sealed_invite = sealing(invite.DOMAIN, FOUNDER)
+sealed_pass = sealing(membership_pass.DOMAIN, FOUNDER)
+sealed_revocation = sealing(revocation.DOMAIN, FOUNDER)
+sealed_announcement = sealing(announcement.DOMAIN, JOINER)
 
 
 def flipped(data: bytes, index: int) -> bytes:
@@ -379,118 +368,168 @@ def framed(body: bytes) -> bytes:
     return control.encode_varint(len(body)) + body
 
 
-def broken_fields() -> list[tuple[str, str, Case]]:
-    """(name, name of a valid case, fields to set); a field set to ``...`` is left out."""
-    sampling = to_map(dict(control_messages())["generate from text"].sampling)
-    entry = to_map(dict(control_messages())["load_stage"])["stages"]
-    twice, nan = FOUNDER.peer_id, float("nan")
-    return [
-        ("hello without a mesh id", "hello of a joiner", {"mesh_id": ...}),
-        ("hello with a mesh id of 31 digits", "hello of a joiner", {"mesh_id": "0" * 31}),
-        ("hello with a mesh id in upper case", "hello of a joiner", {"mesh_id": "A" * 32}),
-        ("hello with an empty announcement", "hello of a joiner", {"announcement": b""}),
-        ("hello with an announcement as text", "hello of a joiner", {"announcement": "x"}),
-        ("hello with generation true", "hello of a joiner", {"generation": True}),
-        ("hello with generation -1", "hello of a joiner", {"generation": -1}),
-        ("hello with generation 65537", "hello of a joiner", {"generation": 65537}),
-        ("hello with an invite of 8193 bytes", "hello of a joiner", {"invite": "x" * 8193}),
-        ("hello with an invite of nil", "hello of a joiner", {"invite": None}),
-        ("hello with 9 passes", "hello of a member", {"passes": [b"x"] * 9}),
-        ("hello with an empty pass", "hello of a member", {"passes": [b""]}),
-        ("hello with a pass of 1025 bytes", "hello of a member", {"passes": [bytes(1025)]}),
-        ("hello with a pass as text", "hello of a member", {"passes": ["x"]}),
-        ("hello without passes", "hello of a joiner", {"passes": ...}),
-        ("welcome with 65 announcements", "welcome by a member", {"known": [b"x"] * 65}),
-        ("welcome with a map of announcements", "welcome by a member", {"known": {}}),
-        ("welcome with a grant of nil", "welcome by a member", {"granted": None}),
-        ("welcome with a grant of 1025 bytes", "welcome by a member", {"granted": bytes(1025)}),
-        ("welcome without a revocation", "welcome by a member", {"revocation": ...}),
-        ("welcome with a revocation of 49153 bytes", "welcome by a member", {"revocation": bytes(49153)}),
-        ("route_table with 257 routes", "route_table", {"routes": [{"model": "m", "context_tokens": 1}] * 257}),
-        ("route_table with a route without a context", "route_table", {"routes": [{"model": "m"}]}),
-        ("route_table with a control character", "route_table", {"routes": [{"model": "\x1b", "context_tokens": 1}]}),
-        ("refusal with a code of 65 bytes", "refusal", {"code": "c" * 65}),
-        ("refusal with a message of 1025 bytes", "refusal", {"message": "m" * 1025}),
-        ("load_stage with a run id of 15 bytes", "load_stage", {"run_id": bytes(15)}),
-        ("load_stage with a run id of 17 bytes", "load_stage", {"run_id": bytes(17)}),
-        ("load_stage with a run id as text", "load_stage", {"run_id": "0" * 16}),
-        ("load_stage without stages", "load_stage", {"stages": []}),
-        ("load_stage with an index beyond its stages", "load_stage", {"index": 2}),
-        ("load_stage with an index of 64", "load_stage", {"index": 64}),
-        ("load_stage with a gap between layers", "load_stage", {"stages": [entry[0], {**entry[1], "layer_start": 16}]}),
-        ("load_stage with layers twice", "load_stage", {"stages": [entry[0], {**entry[1], "layer_start": 14}]}),
-        ("load_stage with an empty range", "load_stage", {"stages": [{**entry[0], "layer_end": 0}, entry[1]]}),
-        ("load_stage with a range backwards", "load_stage", {"stages": [{**entry[0], "layer_start": 20}, entry[1]]}),
-        ("load_stage with fewer layers than its stages", "load_stage", {"layer_count": 29}),
-        ("load_stage with one peer twice", "load_stage", {"stages": [entry[0], {**entry[1], "peer_id": twice}]}),
-        ("load_stage with 65 stages", "load_stage", {"stages": entry[:1] * 65}),
-        ("load_stage with 1025 layers", "load_stage", {"layer_count": 1025}),
-        ("load_stage with wire dtype 0", "load_stage", {"wire_dtype": 0}),
-        ("load_stage with wire dtype 7", "load_stage", {"wire_dtype": 7}),
-        ("load_stage with no lanes", "load_stage", {"lanes": 0}),
-        ("load_stage with 65 lanes", "load_stage", {"lanes": 65}),
-        ("load_stage with a digest of 63 digits", "load_stage", {"artifact_digest": "a" * 63}),
-        ("load_stage with a digest and a line feed", "load_stage", {"artifact_digest": "a" * 63 + "\n"}),
-        ("load_stage with an artifact of no bytes", "load_stage", {"artifact_bytes": 0}),
-        ("load_stage with a control character in the name", "load_stage", {"model": "a\x07b"}),
-        ("stage_status with a state as number", "stage_status", {"state": 3}),
-        ("stage_status with negative progress", "stage_status", {"done_bytes": -1}),
-        ("probe_result with a negative token", "probe_result", {"token": -1}),
-        ("probe_result with a token of 2^31", "probe_result", {"token": 2**31}),
-        ("fetch_artifact with a negative offset", "fetch_artifact", {"offset": -1}),
-        ("fetch_artifact with a digest in upper case", "fetch_artifact", {"digest": "AB" * 32}),
-        ("artifact_chunk as text", "artifact_chunk", {"data": "GGUF"}),
-        ("artifact_chunk without data", "artifact_chunk", {"data": ...}),
-        ("link_probe of no bytes", "link_probe", {"size_bytes": 0}),
-        ("link_probe of 262145 bytes", "link_probe", {"size_bytes": 262_145}),
-        ("link_probe of a negative size", "link_probe", {"size_bytes": -1}),
-        ("link_probe of a size as float", "link_probe", {"size_bytes": 1024.0}),
-        ("link_bytes without a byte", "link_bytes", {"data": b""}),
-        ("link_bytes of 32769 bytes", "link_bytes", {"data": bytes(32_769)}),
-        ("link_bytes as text", "link_bytes", {"data": "x"}),
-        ("identity_query without an announcement", "identity_query", {"announcement": ...}),
-        ("identity_query with an announcement of nil", "identity_query", {"announcement": None}),
-        ("identity_query with an empty announcement", "identity_query", {"announcement": b""}),
-        ("identity_query with an announcement of 32769 bytes", "identity_query", {"announcement": bytes(32_769)}),
-        ("identity_answer with three announcements", "identity_answer", {"announcements": [b"x"] * 3}),
-        ("identity_answer with an empty announcement", "identity_answer", {"announcements": [b""]}),
-        ("identity_answer with an announcement as text", "identity_answer", {"announcements": ["x"]}),
-        ("identity_answer of nil", "identity_answer", {"announcements": None}),
-        ("probe with a nonce of 15 bytes", "probe", {"nonce": bytes(15)}),
-        ("probe without a nonce", "probe", {"nonce": ...}),
-        ("probe with an incarnation of -1", "probe", {"incarnation": -1}),
-        ("probe with a sequence beyond 2^53", "probe", {"sequence": 2**53 + 1}),
-        ("probe_answer with an empty proof", "probe_answer", {"proof": b""}),
-        ("probe_answer with a proof of 1025 bytes", "probe_answer", {"proof": bytes(1025)}),
-        ("probe_answer with an announcement of 32769 bytes", "probe_answer", {"announcement": bytes(32_769)}),
-        ("probe_answer with an announcement of nil", "probe_answer", {"announcement": None}),
-        ("probe_request with a nonce as text", "probe_request", {"nonce": "0" * 16}),
-        ("probe_request of no peer id", "probe_request", {"peer_id": "nobody"}),
-        ("probe_request without a peer", "probe_request", {"peer_id": ...}),
-        ("probe_report with a proof of 1025 bytes", "probe_report", {"proof": bytes(1025)}),
-        ("probe_report of nil", "probe_report", {"proof": None}),
-        ("farewell of no bytes", "farewell", {"leaving": b""}),
-        ("farewell of 1025 bytes", "farewell", {"leaving": bytes(1025)}),
-        ("generate without sampling", "generate from text", {"sampling": ...}),
-        ("generate with sampling nil", "generate from text", {"sampling": None}),
-        ("generate with a NaN temperature", "generate from text", {"sampling": {**sampling, "temperature": nan}}),
-        ("generate with an infinite top_p", "generate from text", {"sampling": {**sampling, "top_p": float("inf")}}),
-        ("generate with a temperature as text", "generate from text", {"sampling": {**sampling, "temperature": "1"}}),
-        ("generate with a negative seed", "generate from text", {"sampling": {**sampling, "seed": -1}}),
-        ("generate with 5 stops", "generate from text", {"stop": ["a"] * 5}),
-        ("generate with a stop of 1025 bytes", "generate from text", {"stop": ["a" * 1025]}),
-        ("generate with max_tokens 0", "generate from text", {"max_tokens": 0}),
-        ("generate with a sequence of 128", "generate from text", {"sequence": 128}),
-        ("generate with a negative token", "generate from tokens", {"tokens": [1, -1]}),
-        ("generate with a true among tokens", "generate from tokens", {"tokens": [1, True]}),
-        ("generate with a float among tokens", "generate from tokens", {"tokens": [1, 2.0]}),
-        ("generate with a list among tokens", "generate from tokens", {"tokens": [1] * 65 + [[1]]}),
-        ("generate with a message without content", "generate from a chat", {"messages": [{"role": "user"}]}),
-        ("generate with a message as text", "generate from a chat", {"messages": ["hello"]}),
-        ("started with a run id of no bytes", "started", {"run_id": b""}),
-        ("delta with 1025 tokens", "delta", {"tokens": [1] * 1025}),
-        ("finished with a count of -1", "finished", {"completion_tokens": -1}),
-    ]  # fmt: skip
+SAMPLING = to_map(dict(control_messages())["generate from text"].sampling)
+FIRST_STAGE, SECOND_STAGE = to_map(dict(control_messages())["load_stage"])["stages"]
+BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
+    ("hello of a joiner", {
+        "hello without a mesh id": {"mesh_id": ...},
+        "hello with a mesh id of 31 digits": {"mesh_id": "0" * 31},
+        "hello with a mesh id in upper case": {"mesh_id": "A" * 32},
+        "hello with an empty announcement": {"announcement": b""},
+        "hello with an announcement as text": {"announcement": "x"},
+        "hello with generation true": {"generation": True},
+        "hello with generation -1": {"generation": -1},
+        "hello with generation 65537": {"generation": 65537},
+        "hello with an invite of 8193 bytes": {"invite": "x" * 8193},
+        "hello with an invite of nil": {"invite": None},
+    }),
+    ("hello of a member", {
+        "hello with 9 passes": {"passes": [b"x"] * 9},
+        "hello with an empty pass": {"passes": [b""]},
+        "hello with a pass of 1025 bytes": {"passes": [bytes(1025)]},
+        "hello with a pass as text": {"passes": ["x"]},
+    }),
+    ("hello of a joiner", {
+        "hello without passes": {"passes": ...},
+    }),
+    ("welcome by a member", {
+        "welcome with 65 announcements": {"known": [b"x"] * 65},
+        "welcome with a map of announcements": {"known": {}},
+        "welcome with a grant of nil": {"granted": None},
+        "welcome with a grant of 1025 bytes": {"granted": bytes(1025)},
+        "welcome without a revocation": {"revocation": ...},
+        "welcome with a revocation of 49153 bytes": {"revocation": bytes(49153)},
+    }),
+    ("route_table", {
+        "route_table with 257 routes": {"routes": [{"model": "m", "context_tokens": 1}] * 257},
+        "route_table with a route without a context": {"routes": [{"model": "m"}]},
+        "route_table with a control character": {"routes": [{"model": "\x1b", "context_tokens": 1}]},
+    }),
+    ("refusal", {
+        "refusal with a code of 65 bytes": {"code": "c" * 65},
+        "refusal with a message of 1025 bytes": {"message": "m" * 1025},
+    }),
+    ("load_stage", {
+        "load_stage with a run id of 15 bytes": {"run_id": bytes(15)},
+        "load_stage with a run id of 17 bytes": {"run_id": bytes(17)},
+        "load_stage with a run id as text": {"run_id": "0" * 16},
+        "load_stage without stages": {"stages": []},
+        "load_stage with an index beyond its stages": {"index": 2},
+        "load_stage with an index of 64": {"index": 64},
+        "load_stage with a gap between layers": {"stages": [FIRST_STAGE, {**SECOND_STAGE, "layer_start": 16}]},
+        "load_stage with layers twice": {"stages": [FIRST_STAGE, {**SECOND_STAGE, "layer_start": 14}]},
+        "load_stage with an empty range": {"stages": [{**FIRST_STAGE, "layer_end": 0}, SECOND_STAGE]},
+        "load_stage with a range backwards": {"stages": [{**FIRST_STAGE, "layer_start": 20}, SECOND_STAGE]},
+        "load_stage with fewer layers than its stages": {"layer_count": 29},
+        "load_stage with one peer twice": {"stages": [FIRST_STAGE, {**SECOND_STAGE, "peer_id": FOUNDER.peer_id}]},
+        "load_stage with 65 stages": {"stages": [FIRST_STAGE] * 65},
+        "load_stage with 1025 layers": {"layer_count": 1025},
+        "load_stage with wire dtype 0": {"wire_dtype": 0},
+        "load_stage with wire dtype 7": {"wire_dtype": 7},
+        "load_stage with no lanes": {"lanes": 0},
+        "load_stage with 65 lanes": {"lanes": 65},
+        "load_stage with a digest of 63 digits": {"artifact_digest": "a" * 63},
+        "load_stage with a digest and a line feed": {"artifact_digest": "a" * 63 + "\n"},
+        "load_stage with an artifact of no bytes": {"artifact_bytes": 0},
+        "load_stage with a control character in the name": {"model": "a\x07b"},
+    }),
+    ("stage_status", {
+        "stage_status with a state as number": {"state": 3},
+        "stage_status with negative progress": {"done_bytes": -1},
+    }),
+    ("probe_result", {
+        "probe_result with a negative token": {"token": -1},
+        "probe_result with a token of 2^31": {"token": 2**31},
+    }),
+    ("fetch_artifact", {
+        "fetch_artifact with a negative offset": {"offset": -1},
+        "fetch_artifact with a digest in upper case": {"digest": "AB" * 32},
+    }),
+    ("artifact_chunk", {
+        "artifact_chunk as text": {"data": "GGUF"},
+        "artifact_chunk without data": {"data": ...},
+    }),
+    ("link_probe", {
+        "link_probe of no bytes": {"size_bytes": 0},
+        "link_probe of 262145 bytes": {"size_bytes": 262_145},
+        "link_probe of a negative size": {"size_bytes": -1},
+        "link_probe of a size as float": {"size_bytes": 1024.0},
+    }),
+    ("link_bytes", {
+        "link_bytes without a byte": {"data": b""},
+        "link_bytes of 32769 bytes": {"data": bytes(32_769)},
+        "link_bytes as text": {"data": "x"},
+    }),
+    ("identity_query", {
+        "identity_query without an announcement": {"announcement": ...},
+        "identity_query with an announcement of nil": {"announcement": None},
+        "identity_query with an empty announcement": {"announcement": b""},
+        "identity_query with an announcement of 32769 bytes": {"announcement": bytes(32_769)},
+    }),
+    ("identity_answer", {
+        "identity_answer with three announcements": {"announcements": [b"x"] * 3},
+        "identity_answer with an empty announcement": {"announcements": [b""]},
+        "identity_answer with an announcement as text": {"announcements": ["x"]},
+        "identity_answer of nil": {"announcements": None},
+    }),
+    ("probe", {
+        "probe with a nonce of 15 bytes": {"nonce": bytes(15)},
+        "probe without a nonce": {"nonce": ...},
+        "probe with an incarnation of -1": {"incarnation": -1},
+        "probe with a sequence beyond 2^53": {"sequence": 2**53 + 1},
+    }),
+    ("probe_answer", {
+        "probe_answer with an empty proof": {"proof": b""},
+        "probe_answer with a proof of 1025 bytes": {"proof": bytes(1025)},
+        "probe_answer with an announcement of 32769 bytes": {"announcement": bytes(32_769)},
+        "probe_answer with an announcement of nil": {"announcement": None},
+    }),
+    ("probe_request", {
+        "probe_request with a nonce as text": {"nonce": "0" * 16},
+        "probe_request of no peer id": {"peer_id": "nobody"},
+        "probe_request without a peer": {"peer_id": ...},
+    }),
+    ("probe_report", {
+        "probe_report with a proof of 1025 bytes": {"proof": bytes(1025)},
+        "probe_report of nil": {"proof": None},
+    }),
+    ("farewell", {
+        "farewell of no bytes": {"leaving": b""},
+        "farewell of 1025 bytes": {"leaving": bytes(1025)},
+    }),
+    ("generate from text", {
+        "generate without sampling": {"sampling": ...},
+        "generate with sampling nil": {"sampling": None},
+        "generate with a NaN temperature": {"sampling": {**SAMPLING, "temperature": float("nan")}},
+        "generate with an infinite top_p": {"sampling": {**SAMPLING, "top_p": float("inf")}},
+        "generate with a temperature as text": {"sampling": {**SAMPLING, "temperature": "1"}},
+        "generate with a negative seed": {"sampling": {**SAMPLING, "seed": -1}},
+        "generate with 5 stops": {"stop": ["a"] * 5},
+        "generate with a stop of 1025 bytes": {"stop": ["a" * 1025]},
+        "generate with max_tokens 0": {"max_tokens": 0},
+        "generate with a sequence of 128": {"sequence": 128},
+    }),
+    ("generate from tokens", {
+        "generate with a negative token": {"tokens": [1, -1]},
+        "generate with a true among tokens": {"tokens": [1, True]},
+        "generate with a float among tokens": {"tokens": [1, 2.0]},
+        "generate with a list among tokens": {"tokens": [1] * 65 + [[1]]},
+    }),
+    ("generate from a chat", {
+        "generate with a message without content": {"messages": [{"role": "user"}]},
+        "generate with a message as text": {"messages": ["hello"]},
+    }),
+    ("started", {
+        "started with a run id of no bytes": {"run_id": b""},
+    }),
+    ("delta", {
+        "delta with 1025 tokens": {"tokens": [1] * 1025},
+    }),
+    ("finished", {
+        "finished with a count of -1": {"completion_tokens": -1},
+    }),
+]  # fmt: skip
+"""By the name of a valid case, the fields to set in it and what that makes of it; one set to ``...`` is left out."""
 
 
 RAW_CONTROL: list[tuple[str, bytes, str]] = [
@@ -534,10 +573,11 @@ def control_invalid() -> list[Case]:
     valid = dict(control_messages())
     kind_of = {cls: kind for kind, cls in control.KINDS.items()}
     cases: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in RAW_CONTROL]
-    for name, base, change in broken_fields():
-        plain = {"kind": kind_of[type(valid[base])], **to_map(valid[base]), **change}
-        body = pack({key: value for key, value in plain.items() if value is not ...})
-        cases.append({"name": name, "bytes": framed(body).hex(), "error": "message_malformed"})
+    for base, changes in BROKEN_FIELDS:
+        whole = {"kind": kind_of[type(valid[base])], **to_map(valid[base])}
+        for name, change in changes.items():
+            body = pack({key: value for key, value in {**whole, **change}.items() if value is not ...})
+            cases.append({"name": name, "bytes": framed(body).hex(), "error": "message_malformed"})
     head = b"\x82\xa4kind\xa4done\xa1x"
     cases += [
         {"name": "nesting of 1024 levels", "parts": in_parts(head, ("91", 1024), ("c0", 1))},
