@@ -135,7 +135,7 @@ class _DecodeBench:
         )
 
     async def _measure_api(self, api_url: str) -> float:
-        return await trio.to_thread.run_sync(self._read_stream, api_url, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(self._read_stream, api_url, abandon_on_cancel=True)  # type: ignore[call-arg]
 
     # --- peers -----------------------------------------------------------------
     async def _start_peers(self, nodes: BenchNodes, peers: int) -> str:
