@@ -74,6 +74,10 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.SHUTTING_DOWN: 53,
         _C.HUB_UNREACHABLE: 54,
         _C.HUB_REFUSED: 55,
+        _C.TERM_STALE: 56,
+        _C.TERM_CONFLICT: 57,
+        _C.MODEL_LEASED: 58,
+        _C.QUORUM_LOST: 59,
         # requests of ``p2pmesh chat`` and ``status``
         _C.REQUEST_INVALID: 60,
         _C.REQUEST_TOO_LARGE: 61,

@@ -18,10 +18,12 @@ from p2pmesh.base.limits import (
     MAX_ARTIFACT_BYTES,
     MAX_ARTIFACT_CHUNK_BYTES,
     MAX_CHAT_MESSAGES,
+    MAX_CLAIM_PEERS,
     MAX_CONTROL_MESSAGE_BYTES,
     MAX_INVITE_BYTES,
     MAX_LANES,
     MAX_LAYERS,
+    MAX_LEASE_MS,
     MAX_LINK_CHUNK_BYTES,
     MAX_LINK_PROBE_BYTES,
     MAX_LIVENESS_RECORD_BYTES,
@@ -36,14 +38,17 @@ from p2pmesh.base.limits import (
     MAX_STAGES,
     MAX_STOP_BYTES,
     MAX_STOP_SEQUENCES,
+    MAX_TERM,
     MAX_TEXT_BYTES,
     MAX_TWIN_ANNOUNCEMENTS,
     MAX_VARINT_BYTES,
+    MIN_LEASE_MS,
 )
 from p2pmesh.wire.announcement import PEER_ID_SHAPE
 from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.generation import MAX_SEED
 from p2pmesh.wire.schema import (
+    Boolean,
     Bytes,
     Integer,
     Line,
@@ -65,6 +70,7 @@ _ID = Bytes(ID_BYTES, ID_BYTES)
 _DIGEST = Text(64, is_digest)
 _NAME = Text(MAX_NAME_BYTES, is_line)
 _TOKEN = Integer(0, 2**31 - 1)
+_TERM = Integer(1, MAX_TERM)
 _ANNOUNCEMENT = Bytes(1, MAX_ANNOUNCEMENT_BYTES)
 _PASSES = ListOf(Bytes(1, MAX_PASS_BYTES), MAX_PASSES)
 
@@ -183,6 +189,51 @@ class StageStatus:
     total_bytes: int = declared(Integer(0, MAX_ARTIFACT_BYTES), 0)
     fingerprint: str = declared(Text(128), "")
     exact_width: int = declared(Integer(0, 2**16), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRun:
+    """Coordinator to a peer of its list, itself the first: promise me the model for this run, or go on promising.
+
+    The fields of ``core.claims.Claim``; ``is_serving`` says that the run is published.
+    """
+
+    model_digest: str = declared(_DIGEST)
+    run_id: bytes = declared(_ID)
+    term: int = declared(_TERM)
+    lease_ms: int = declared(Integer(MIN_LEASE_MS, MAX_LEASE_MS))
+    peers: tuple[str, ...] = declared(ListOf(PEER_ID_SHAPE, MAX_CLAIM_PEERS))
+    is_serving: bool = declared(Boolean())
+
+    def __post_init__(self) -> None:
+        if not self.peers or len(set(self.peers)) < len(self.peers):
+            raise malformed("claim_run", "the list is empty, or names a peer twice")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGranted:
+    """The sender promises the model to this term, for a lease from now."""
+
+    term: int = declared(_TERM)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDenied:
+    """It does not; ``term`` is the one that it promised (0: none), ``wait_ms`` what is left of that lease."""
+
+    code: str = declared(Text(64))
+    message: str = declared(Line(MAX_REASON_BYTES))
+    term: int = declared(Integer(0, MAX_TERM))
+    wait_ms: int = declared(Integer(0, MAX_LEASE_MS))
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim:
+    """The coordinator gives a claim back. Answered by ``Done``, also where it is not known."""
+
+    model_digest: str = declared(_DIGEST)
+    run_id: bytes = declared(_ID)
+    term: int = declared(_TERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +432,10 @@ KINDS: dict[str, type] = {
     "refusal": Refusal,
     "load_stage": LoadStage,
     "stage_status": StageStatus,
+    "claim_run": ClaimRun,
+    "claim_granted": ClaimGranted,
+    "claim_denied": ClaimDenied,
+    "release_claim": ReleaseClaim,
     "probe_run": ProbeRun,
     "probe_result": ProbeResult,
     "publish_run": PublishRun,

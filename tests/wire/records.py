@@ -65,6 +65,11 @@ def records_of(cls: type) -> st.SearchStrategy[Any]:
     """Records whose own rules hold too."""
     if cls is control.LoadStage:
         return placements().flatmap(_load_stage)
+    if cls is control.ClaimRun:
+        peers = st.lists(values_of(Text(128, is_peer_id)), min_size=1, max_size=5, unique=True)
+        return st.builds(
+            lambda values, peers: control.ClaimRun(**{**values, "peers": tuple(peers)}), plain_fields(cls), peers
+        )
     if cls is control.StageEntry:
         return st.builds(_entry, plain_fields(cls), st.integers(0, 900), st.integers(1, 100))
     return plain_fields(cls).map(lambda values: cls(**values))

@@ -12,6 +12,7 @@ import pytest
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import MeshId
+from p2pmesh.core.claims import ClaimPolicy
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.credentials import CODES, RefusalReason
 from p2pmesh.core.membership import MembershipPolicy
@@ -144,6 +145,14 @@ def test_layer_packages_are_as_the_registry_says() -> None:
     }
     text = (PROTOCOLS / "layer-package.md").read_text()
     assert [code.value for code in layer_package.ViolationCode if f"`{code.value}`" not in text] == []
+
+
+def test_run_claims_take_the_times_of_the_registry() -> None:
+    policy = ClaimPolicy()
+    assert REGISTRY["run_claims"] == {
+        name: getattr(policy, name.replace("_ms", "_us")) // 1000 for name in REGISTRY["run_claims"]
+    }
+    assert limits.MIN_LEASE_MS <= REGISTRY["run_claims"]["lease_ms"] <= limits.MAX_LEASE_MS
 
 
 def test_claims_live_as_the_registry_says() -> None:

@@ -1,0 +1,349 @@
+"""Who may coordinate a model: what a coordinator asks for, and its side of the asking.
+
+A **run claim** names a model, a run, a term and the ordered list of peers that vote on it: the coordinator, then the
+peers of the run's stages. It is held while a quorum of the list has granted it within a lease. ``Claimant`` asks,
+counts, renews and steps down; the peers that are asked are ``core.grants``' side. What is loaded under a claim is
+``core.coordination``'s, how messages travel ``node.claims``'.
+
+Safety rests on three rules: a peer promises a model to one (term, run, coordinator) for a whole lease by its own
+clock; a claimant counts its lease from before it asked, less what clocks may drift; two quorums of one list share a
+peer. So of one list never two claims hold at once, whatever is lost, late or doubled.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_TERM
+from p2pmesh.base.quantities import Micros
+
+
+def quorum(peer_count: int) -> int:
+    """Grants that a claim needs of a list so long: more than half (Mesh LLM's rule, 1, 2, 2, 3 for 1 to 4)."""
+    return peer_count // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPolicy:
+    """Times of both sides, in microseconds.
+
+    ``drift_us`` of a lease are given away, so that clocks may run apart by a twentieth each way. ``answer_us`` is
+    how long one round waits; ``claiming_us`` how long a claim is tried for. The successor at place ``i`` of the list
+    waits ``i - 1`` times ``succession_us`` after the lease; ``keep_us`` is how long a run outlives it.
+    """
+
+    lease_us: int = 15_000_000
+    renew_us: int = 5_000_000
+    drift_us: int = 1_500_000
+    answer_us: int = 4_000_000
+    back_off_us: int = 1_000_000
+    claiming_us: int = 45_000_000
+    succession_us: int = 1_000_000
+    keep_us: int = 90_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A coordinator's claim on a model; ``peers`` is ordered, the coordinator first. ``model`` is its digest.
+
+    ``is_serving``: the run is published, so its stages outlive their coordinator, and the list has a successor.
+    """
+
+    model: str
+    run_id: bytes
+    term: int
+    peers: tuple[PeerId, ...]
+    lease_us: int
+    is_serving: bool = False
+
+    @property
+    def coordinator(self) -> PeerId:
+        """Who asks."""
+        return self.peers[0]
+
+
+class ClaimPhase(StrEnum):
+    """Where a claimant stands."""
+
+    IDLE = "idle"
+    ASKING = "asking"
+    WAITING = "waiting"
+    HELD = "held"
+    OVER = "over"
+
+
+# --- events -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ClaimWanted:
+    """Begin to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGranted:
+    """A peer granted what it was asked in ``round``."""
+
+    peer: PeerId
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDenied:
+    """A peer denied it; ``term`` is the one it knows, ``wait_us`` how long its promise to another lasts."""
+
+    peer: PeerId
+    round: int
+    code: ErrorCode
+    term: int
+    wait_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSilent:
+    """A peer could not be asked, or did not answer."""
+
+    peer: PeerId
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunServes:
+    """The run of the claim is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWithdrawn:
+    """The coordinator has no use for the claim any more, or leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The machine's own deadline has come."""
+
+
+Event = ClaimWanted | PeerGranted | PeerDenied | PeerSilent | RunServes | ClaimWithdrawn | DeadlinePassed
+
+
+# --- effects ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class AskClaim:
+    """Ask a peer of the list, oneself among them; the answer names the round."""
+
+    peer: PeerId
+    claim: Claim
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseClaim:
+    """Tell a peer that it need not keep its promise."""
+
+    peer: PeerId
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimHeld:
+    """A quorum granted. ``absent`` did not: a stage there could not be loaded."""
+
+    claim: Claim
+    absent: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """It was not granted, or is held no longer: whoever acted under it stops now. ``leased`` promised another."""
+
+    code: ErrorCode
+    text: str
+    leased: tuple[PeerId, ...]
+
+
+Effect = AskClaim | ReleaseClaim | ClaimHeld | ClaimLost
+
+
+class Claimant:
+    """One coordinator's claim on one run, from the first question to its end."""
+
+    def __init__(self, claim: Claim, policy: ClaimPolicy | None = None) -> None:
+        if not claim.peers or len(set(claim.peers)) < len(claim.peers):
+            raise ValueError("a claim names each of its peers once, the coordinator first")
+        self._policy = policy or ClaimPolicy()
+        self._claim = claim
+        self._phase = ClaimPhase.IDLE
+        self._round = 0
+        self._asked_at = Micros(0)
+        self._granted: set[PeerId] = set()
+        self._denied: dict[PeerId, PeerDenied] = {}
+        self._silent: set[PeerId] = set()
+        self._known_term = claim.term
+        self._give_up_at = Micros(0)
+        self._wait_until = Micros(0)
+        self._valid_until = Micros(0)
+
+    @property
+    def phase(self) -> ClaimPhase:
+        """Where the claim stands."""
+        return self._phase
+
+    @property
+    def claim(self) -> Claim:
+        """What is asked for; the term grows with each attempt until it is held."""
+        return self._claim
+
+    def is_valid(self, now: Micros) -> bool:
+        """Whether the claim is held: nobody else can hold one of the same list."""
+        return self._phase is ClaimPhase.HELD and now < self._valid_until
+
+    def deadline(self) -> Micros | None:
+        """When ``DeadlinePassed`` is due."""
+        match self._phase:
+            case ClaimPhase.ASKING:
+                return Micros(self._asked_at + self._policy.answer_us)
+            case ClaimPhase.WAITING:
+                return self._wait_until
+            case ClaimPhase.HELD:
+                return min(Micros(self._asked_at + self._policy.renew_us), self._valid_until)
+            case _:
+                return None
+
+    def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
+        """The effects of one event; a claim that is over has none."""
+        if self._phase is ClaimPhase.OVER:
+            return ()
+        if self._phase is ClaimPhase.HELD and now >= self._valid_until:
+            return self._lose(ErrorCode.QUORUM_LOST, "too few peers renewed the claim within its lease")
+        match event:
+            case ClaimWanted():
+                return self._on_wanted(now)
+            case PeerGranted(peer, number):
+                return self._on_answer(peer, number, event, now)
+            case PeerDenied(peer, number):
+                return self._on_answer(peer, number, event, now)
+            case PeerSilent(peer, number):
+                return self._on_answer(peer, number, event, now)
+            case RunServes():
+                return self._on_serves(now)
+            case ClaimWithdrawn():
+                return self._on_withdrawn()
+            case DeadlinePassed():
+                return self._on_deadline(now)
+
+    # --- asking ------------------------------------------------------------------
+    def _on_wanted(self, now: Micros) -> tuple[Effect, ...]:
+        if self._phase is not ClaimPhase.IDLE:
+            return ()
+        self._give_up_at = Micros(now + self._policy.claiming_us)
+        self._phase = ClaimPhase.ASKING
+        return self._ask(now)
+
+    def _ask(self, now: Micros) -> tuple[Effect, ...]:
+        self._round += 1
+        self._asked_at = now
+        self._granted.clear()
+        self._denied.clear()
+        self._silent.clear()
+        return tuple(AskClaim(peer, self._claim, self._round) for peer in self._claim.peers)
+
+    def _on_answer(
+        self, peer: PeerId, number: int, event: PeerGranted | PeerDenied | PeerSilent, now: Micros
+    ) -> tuple[Effect, ...]:
+        """Answers of an earlier round are late: nobody knows when their question was read."""
+        if number != self._round or peer not in self._claim.peers or self._has_answered(peer):
+            return ()
+        match event:
+            case PeerGranted():
+                self._granted.add(peer)
+            case PeerDenied(term=term):
+                self._denied[peer] = event
+                self._known_term = max(self._known_term, min(term, MAX_TERM - 1))
+            case PeerSilent():
+                self._silent.add(peer)
+        if self._phase is ClaimPhase.HELD:
+            return self._on_renewal()
+        everybody = all(self._has_answered(one) for one in self._claim.peers)
+        return self._settle(now) if self._phase is ClaimPhase.ASKING and everybody else ()
+
+    def _has_answered(self, peer: PeerId) -> bool:
+        return peer in self._granted or peer in self._denied or peer in self._silent
+
+    @property
+    def _has_quorum(self) -> bool:
+        return len(self._granted) >= quorum(len(self._claim.peers))
+
+    def _settle(self, now: Micros) -> tuple[Effect, ...]:
+        """Everybody has answered, or was waited for long enough."""
+        if self._has_quorum and now < self._lease_end():
+            self._phase = ClaimPhase.HELD
+            self._valid_until = self._lease_end()
+            absent = tuple(peer for peer in self._claim.peers if peer not in self._granted)
+            return (ClaimHeld(self._claim, absent),)
+        wait_us = self._back_off_us()
+        if now + wait_us >= self._give_up_at:
+            return self._give_up()
+        self._phase = ClaimPhase.WAITING
+        self._wait_until = Micros(now + wait_us)
+        return self._release_all()
+
+    def _lease_end(self) -> Micros:
+        return Micros(self._asked_at + self._claim.lease_us - self._policy.drift_us)
+
+    def _back_off_us(self) -> int:
+        """As long as the longest promise to another, and apart from whoever tries for the same peers."""
+        promised = max((denied.wait_us for denied in self._denied.values()), default=0)
+        rank = sorted(self._claim.peers).index(self._claim.coordinator)
+        return min(promised, self._claim.lease_us) + (1 + rank) * self._policy.back_off_us
+
+    def _give_up(self) -> tuple[Effect, ...]:
+        needed, asked = quorum(len(self._claim.peers)), len(self._claim.peers)
+        text = f"{len(self._granted)} of {asked} peers granted the claim, {needed} are needed"
+        if self._denied:
+            leased = any(denied.code is ErrorCode.MODEL_LEASED for denied in self._denied.values())
+            return self._lose(ErrorCode.MODEL_LEASED if leased else ErrorCode.TERM_STALE, text)
+        return self._lose(ErrorCode.QUORUM_LOST, text)
+
+    # --- holding -----------------------------------------------------------------
+    def _on_renewal(self) -> tuple[Effect, ...]:
+        if self._has_quorum:
+            self._valid_until = max(self._valid_until, self._lease_end())
+        fenced = sum(denied.code in (ErrorCode.TERM_STALE, ErrorCode.TERM_CONFLICT) for denied in self._denied.values())
+        peers = len(self._claim.peers)
+        if peers - fenced < quorum(peers):
+            return self._lose(ErrorCode.TERM_STALE, f"{fenced} of {peers} peers have granted a later claim")
+        return ()
+
+    def _on_serves(self, now: Micros) -> tuple[Effect, ...]:
+        """Told at once: from now on the list has successors, who must know before the coordinator may die."""
+        self._claim = replace(self._claim, is_serving=True)
+        return self._ask(now) if self._phase is ClaimPhase.HELD else ()
+
+    def _on_withdrawn(self) -> tuple[Effect, ...]:
+        has_asked = self._phase is not ClaimPhase.IDLE
+        self._phase = ClaimPhase.OVER
+        return self._release_all() if has_asked else ()
+
+    def _release_all(self) -> tuple[Effect, ...]:
+        """Also to those that did not answer: the question may have reached them."""
+        return tuple(ReleaseClaim(peer, self._claim) for peer in self._claim.peers)
+
+    def _lose(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
+        self._phase = ClaimPhase.OVER
+        leased = tuple(
+            peer
+            for peer in self._claim.peers
+            if peer in self._denied and self._denied[peer].code is ErrorCode.MODEL_LEASED
+        )
+        return (ClaimLost(code, text, leased), *self._release_all())
+
+    # --- time --------------------------------------------------------------------
+    def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
+        deadline = self.deadline()
+        if deadline is None or now < deadline:
+            return ()
+        if self._phase is ClaimPhase.ASKING:
+            return self._settle(now)
+        if self._phase is ClaimPhase.WAITING:
+            self._claim = replace(self._claim, term=self._known_term + 1)
+            self._known_term += 1
+            self._phase = ClaimPhase.ASKING
+        return self._ask(now)

@@ -1,0 +1,280 @@
+"""What a peer promises to coordinators: one run of a model at a time, for a lease by its own clock.
+
+The other side is ``core.claims``. The machine also fences (``why_fenced``): who acts on a run without the newest
+promise for its model is refused. It says when a run has lost its coordinator and this peer is next in the list, and
+when a run has outlived its claim. What must survive a restart is told as ``KeepGrant`` and given back as ``restored``.
+"""
+
+from dataclasses import dataclass
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_CLAIMED_MODELS, MAX_TERM, MAX_TERM_STEP
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.claims import Claim, ClaimPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGrant:
+    """What a restart must not forget of a promise; its run's stage here ended with the process."""
+
+    model: str
+    term: int
+    run_id: bytes
+    coordinator: PeerId
+    lease_us: int
+
+
+# --- events -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ClaimAsked:
+    """``source``, as its connection proves it, asks for a claim."""
+
+    source: PeerId
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReleased:
+    """``source`` needs its claim no more."""
+
+    source: PeerId
+    model: str
+    run_id: bytes
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The machine's own deadline has come."""
+
+
+Event = ClaimAsked | ClaimReleased | DeadlinePassed
+
+
+# --- effects ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class KeepGrant:
+    """Before the answer goes out: all promises, as they must be found after a restart."""
+
+    grants: tuple[KeptGrant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer: granted."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """The answer: not now. ``term`` is the one promised, ``wait_us`` how long the promise lasts."""
+
+    code: ErrorCode
+    text: str
+    term: int
+    wait_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMoved:
+    """Another run or another coordinator has the model from now on."""
+
+    old: Claim
+    new: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessionDue:
+    """The run serves, its coordinator is silent, and this peer is the next of the list: claim it."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimEnded:
+    """Nobody took the run over in time; whatever is left of it here is nobody's."""
+
+    claim: Claim
+
+
+Effect = KeepGrant | Grant | Deny | ClaimMoved | SuccessionDue | ClaimEnded
+
+
+@dataclass(slots=True)
+class _Promise:
+    claim: Claim
+    lease_until: Micros
+    succession_at: Micros | None = None
+    ends_at: Micros | None = None
+
+
+class Grantor:
+    """The promises of one peer."""
+
+    def __init__(
+        self,
+        own: PeerId,
+        policy: ClaimPolicy | None = None,
+        restored: tuple[KeptGrant, ...] = (),
+        now: Micros | None = None,
+        max_models: int = MAX_CLAIMED_MODELS,
+    ) -> None:
+        self._own = own
+        self._policy = policy or ClaimPolicy()
+        self._max_models = max_models
+        self._promises: dict[str, _Promise] = {}
+        for kept in restored[:max_models]:
+            claim = Claim(kept.model, kept.run_id, kept.term, (kept.coordinator,), kept.lease_us)
+            # how long ago it was given is not known, so all of it may be to come
+            self._promises[kept.model] = _Promise(claim, Micros((now or 0) + kept.lease_us))
+
+    def promised(self, model: str) -> Claim | None:
+        """The newest promise for a model, its lease over or not."""
+        promise = self._promises.get(model)
+        return promise.claim if promise else None
+
+    def leased_to(self, model: str, now: Micros) -> Claim | None:
+        """The claim whose lease on the model lives."""
+        promise = self._promises.get(model)
+        return promise.claim if promise and now < promise.lease_until else None
+
+    def why_fenced(
+        self, source: PeerId, model: str, run_id: bytes, term: int, now: Micros
+    ) -> tuple[ErrorCode, str] | None:
+        """Why ``source`` may not act on a run now; None if it may."""
+        promise = self._promises.get(model)
+        if promise is None or term > promise.claim.term:
+            return ErrorCode.TERM_STALE, f"term {term} was not claimed here; claim it first"
+        known = promise.claim
+        if term < known.term:
+            return ErrorCode.TERM_STALE, f"term {term} is over, this peer has granted term {known.term}"
+        if run_id != known.run_id or source != known.coordinator:
+            return ErrorCode.TERM_CONFLICT, f"term {term} is another run's"
+        if now >= promise.lease_until:
+            return ErrorCode.TERM_STALE, f"the lease of term {term} is over; renew the claim"
+        return None
+
+    def deadline(self) -> Micros | None:
+        """When ``DeadlinePassed`` is due."""
+        due = [at for p in self._promises.values() for at in (p.succession_at, p.ends_at) if at is not None]
+        return min(due, default=None)
+
+    def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
+        """The effects of one event; of ``ClaimAsked`` the last is the answer."""
+        match event:
+            case ClaimAsked(source, claim):
+                return self._on_asked(source, claim, now)
+            case ClaimReleased():
+                return self._on_released(event, now)
+            case DeadlinePassed():
+                return self._on_deadline(now)
+
+    # --- granting ----------------------------------------------------------------
+    def _on_asked(self, source: PeerId, claim: Claim, now: Micros) -> tuple[Effect, ...]:
+        if source != claim.coordinator or self._own not in claim.peers:
+            return (Deny(ErrorCode.NOT_IN_PLACEMENT, "the list does not begin with its sender, or lacks us", 0, 0),)
+        promise = self._promises.get(claim.model)
+        if promise is None:
+            if claim.term > MAX_TERM - MAX_TERM_STEP or not self._make_room(now):
+                return (Deny(ErrorCode.OVERLOADED, "this peer grants no further model; try another", 0, 0),)
+            return self._grant(claim, None, now)
+        known, left_us = promise.claim, max(0, promise.lease_until - now)
+        if claim.term < known.term:
+            text = f"term {claim.term} is over, this peer has granted term {known.term}"
+            return (Deny(ErrorCode.TERM_STALE, text, known.term, left_us),)
+        if claim.term == known.term:
+            if not _is_same(claim, known):
+                text = f"term {claim.term} was granted to another run"
+                return (Deny(ErrorCode.TERM_CONFLICT, text, known.term, left_us),)
+            return self._renew(promise, claim, now)
+        if claim.term - known.term > MAX_TERM_STEP:
+            text = f"term {claim.term} follows upon {known.term}; go on from there"
+            return (Deny(ErrorCode.TERM_STALE, text, known.term, left_us),)
+        if left_us and not _may_replace(claim, known):
+            text = f"peer {known.coordinator} coordinates this model for {left_us / MICROS_PER_SECOND:.0f} s more"
+            return (Deny(ErrorCode.MODEL_LEASED, text, known.term, left_us),)
+        return self._grant(claim, known, now)
+
+    def _grant(self, claim: Claim, known: Claim | None, now: Micros) -> tuple[Effect, ...]:
+        self._promises.pop(claim.model, None)  # the newest promise stands last
+        promise = self._promises[claim.model] = _Promise(claim, Micros(0))
+        self._extend(promise, now)
+        moved = (ClaimMoved(known, claim),) if known is not None else ()
+        return (*moved, KeepGrant(self._kept()), Grant(claim.term))
+
+    def _renew(self, promise: _Promise, claim: Claim, now: Micros) -> tuple[Effect, ...]:
+        """A late question of the past must not take back that the run serves."""
+        if claim.is_serving or not promise.claim.is_serving:
+            promise.claim = claim
+        self._extend(promise, now)
+        return (Grant(claim.term),)
+
+    def _extend(self, promise: _Promise, now: Micros) -> None:
+        promise.lease_until = Micros(now + promise.claim.lease_us)
+        self._schedule(promise)
+
+    def _schedule(self, promise: _Promise) -> None:
+        claim = promise.claim
+        promise.succession_at = promise.ends_at = None
+        if not claim.is_serving:
+            return
+        promise.ends_at = Micros(promise.lease_until + self._policy.keep_us)
+        place = claim.peers.index(self._own)
+        if place > 0:
+            promise.succession_at = Micros(promise.lease_until + (place - 1) * self._policy.succession_us)
+
+    def _make_room(self, now: Micros) -> bool:
+        """The oldest promise that nobody can still hold is forgotten for a new model."""
+        if len(self._promises) < self._max_models:
+            return True
+        over = next((model for model, p in self._promises.items() if now >= p.lease_until and p.ends_at is None), None)
+        if over is not None:
+            del self._promises[over]
+        return over is not None
+
+    def _kept(self) -> tuple[KeptGrant, ...]:
+        return tuple(
+            KeptGrant(c.model, c.term, c.run_id, c.coordinator, c.lease_us)
+            for c in (promise.claim for promise in self._promises.values())
+        )
+
+    # --- ending ------------------------------------------------------------------
+    def _on_released(self, event: ClaimReleased, now: Micros) -> tuple[Effect, ...]:
+        """A run that serves goes on; the next of the list need not wait for the lease."""
+        promise = self._promises.get(event.model)
+        if promise is None:
+            return ()
+        known = promise.claim
+        if (event.run_id, event.term, event.source) != (known.run_id, known.term, known.coordinator):
+            return ()
+        if now < promise.lease_until:
+            promise.lease_until = now
+            self._schedule(promise)
+        return ()
+
+    def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
+        effects: list[Effect] = []
+        for promise in self._promises.values():
+            if promise.ends_at is not None and now >= promise.ends_at:
+                promise.succession_at = promise.ends_at = None
+                effects.append(ClaimEnded(promise.claim))
+            elif promise.succession_at is not None and now >= promise.succession_at:
+                promise.succession_at = Micros(now + promise.claim.lease_us)  # once more, should it fail
+                effects.append(SuccessionDue(promise.claim))
+        return tuple(effects)
+
+
+def _is_same(claim: Claim, known: Claim) -> bool:
+    """A restart keeps of the list only the coordinator."""
+    is_listed = claim.peers == known.peers or known.peers == (claim.coordinator,)
+    return claim.run_id == known.run_id and claim.coordinator == known.coordinator and is_listed
+
+
+def _may_replace(claim: Claim, known: Claim) -> bool:
+    """Its own claim a coordinator may replace within the lease, but not one whose run serves.
+
+    One that comes back after a crash does not know of the run that goes on without it, and must not cut its requests.
+    """
+    return claim.coordinator == known.coordinator and (not known.is_serving or claim.run_id == known.run_id)

@@ -1,0 +1,223 @@
+"""What a peer promises to coordinators."""
+
+from dataclasses import replace
+
+import pytest
+
+from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_TERM, MAX_TERM_STEP
+from p2pmesh.base.quantities import Micros
+from p2pmesh.core.claims import Claim, ClaimPolicy
+from p2pmesh.core.grants import (
+    ClaimAsked,
+    ClaimEnded,
+    ClaimMoved,
+    ClaimReleased,
+    DeadlinePassed,
+    Deny,
+    Grant,
+    Grantor,
+    KeepGrant,
+    KeptGrant,
+    SuccessionDue,
+)
+
+A, B, C = (PeerId(name) for name in "ABC")
+POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 10, 5000)
+RUN, OTHER = b"r" * 16, b"o" * 16
+CLAIM = Claim("m", RUN, 5, (A, B, C), 1000)
+LATER = Claim("m", OTHER, 6, (C, B), 1000)
+
+
+def grantor(own: PeerId = B) -> Grantor:
+    return Grantor(own, POLICY)
+
+
+def ask(peer: Grantor, claim: Claim, now: int = 0) -> Grant | Deny:
+    answer = peer.handle(ClaimAsked(claim.coordinator, claim), Micros(now))[-1]
+    assert isinstance(answer, Grant | Deny)
+    return answer
+
+
+def code_of(answer: Grant | Deny) -> ErrorCode:
+    assert isinstance(answer, Deny)
+    return answer.code
+
+
+def test_the_first_claim_is_granted_and_kept() -> None:
+    kept = KeptGrant("m", 5, RUN, A, 1000)
+    assert grantor().handle(ClaimAsked(A, CLAIM), Micros(0)) == (KeepGrant((kept,)), Grant(5))
+
+
+def test_a_renewal_is_granted_without_being_kept_again() -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    assert peer.handle(ClaimAsked(A, CLAIM), Micros(900)) == (Grant(5),)
+    assert peer.leased_to("m", Micros(1899)) == CLAIM
+    assert peer.leased_to("m", Micros(1900)) is None
+
+
+def test_while_a_lease_lives_nobody_else_gets_the_model() -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    denied = ask(peer, LATER, 400)
+    assert denied == Deny(ErrorCode.MODEL_LEASED, "peer A coordinates this model for 0 s more", 5, 600)
+    assert ask(peer, LATER, 999) != Grant(6)
+    assert ask(peer, LATER, 1000) == Grant(6)
+
+
+def test_an_old_lease_is_refused_with_the_term_that_is_known() -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    ask(peer, LATER, 1000)
+    denied = ask(peer, CLAIM, 1001)
+    assert denied == Deny(ErrorCode.TERM_STALE, "term 5 is over, this peer has granted term 6", 6, 999)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [replace(CLAIM, run_id=OTHER), replace(CLAIM, peers=(C, B)), replace(CLAIM, peers=(A, B))],
+    ids=["run", "coordinator", "list"],
+)
+def test_of_one_term_another_run_is_a_conflict_also_when_the_lease_is_over(other: Claim) -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    for now in (1, 5000):
+        assert code_of(ask(peer, other, now)) is ErrorCode.TERM_CONFLICT
+
+
+def test_a_coordinator_replaces_its_own_run_but_not_one_that_serves_without_it() -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    newer = replace(CLAIM, run_id=OTHER, term=6)
+    assert ask(peer, newer, 1) == Grant(6)
+    ask(peer, replace(newer, is_serving=True), 2)
+    assert code_of(ask(peer, replace(CLAIM, term=7), 3)) is ErrorCode.MODEL_LEASED
+    assert ask(peer, replace(newer, term=7), 4) == Grant(7)  # the run itself it may go on with
+
+
+def test_a_claim_comes_from_the_first_of_its_list_and_names_who_is_asked() -> None:
+    peer = grantor()
+    (denied,) = peer.handle(ClaimAsked(C, CLAIM), Micros(0))
+    assert isinstance(denied, Deny)
+    assert denied.code is ErrorCode.NOT_IN_PLACEMENT
+    assert code_of(ask(peer, replace(CLAIM, peers=(A, C)))) is ErrorCode.NOT_IN_PLACEMENT
+
+
+def test_nobody_uses_up_the_terms() -> None:
+    peer = grantor()
+    assert code_of(ask(peer, replace(CLAIM, term=MAX_TERM))) is ErrorCode.OVERLOADED
+    ask(peer, CLAIM)
+    assert code_of(ask(peer, replace(CLAIM, term=6 + MAX_TERM_STEP), 2000)) is ErrorCode.TERM_STALE
+    assert ask(peer, replace(CLAIM, term=5 + MAX_TERM_STEP), 2000) == Grant(5 + MAX_TERM_STEP)
+
+
+def test_promises_are_bounded_and_only_those_that_nobody_holds_make_room() -> None:
+    peer = Grantor(B, POLICY, max_models=2)
+    ask(peer, CLAIM)
+    ask(peer, replace(CLAIM, model="n", is_serving=True), 500)
+    assert code_of(ask(peer, replace(CLAIM, model="o"), 999)) is ErrorCode.OVERLOADED
+    assert ask(peer, replace(CLAIM, model="o"), 1600) == Grant(5)
+    assert peer.promised("m") is None
+    assert peer.promised("n") is not None
+
+
+# --- fencing ------------------------------------------------------------------
+def test_only_the_coordinator_of_the_newest_term_acts_while_its_lease_lives() -> None:
+    peer = grantor()
+    assert peer.why_fenced(A, "m", RUN, 5, Micros(0)) == (
+        ErrorCode.TERM_STALE,
+        "term 5 was not claimed here; claim it first",
+    )
+    ask(peer, CLAIM)
+    assert peer.why_fenced(A, "m", RUN, 5, Micros(999)) is None
+    for source, run_id, term, now, code in [
+        (A, RUN, 6, 1, ErrorCode.TERM_STALE),
+        (A, RUN, 4, 1, ErrorCode.TERM_STALE),
+        (A, OTHER, 5, 1, ErrorCode.TERM_CONFLICT),
+        (B, RUN, 5, 1, ErrorCode.TERM_CONFLICT),
+        (A, RUN, 5, 1000, ErrorCode.TERM_STALE),
+    ]:
+        fenced = peer.why_fenced(source, "m", run_id, term, Micros(now))
+        assert fenced is not None
+        assert fenced[0] is code
+
+
+def test_after_a_takeover_the_old_coordinator_is_fenced() -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    takeover = replace(CLAIM, term=6, peers=(C, B))
+    moved = peer.handle(ClaimAsked(C, takeover), Micros(1000))
+    assert moved[0] == ClaimMoved(CLAIM, takeover)
+    fenced = peer.why_fenced(A, "m", RUN, 5, Micros(1001))
+    assert fenced is not None
+    assert fenced[0] is ErrorCode.TERM_STALE
+
+
+# --- succession ---------------------------------------------------------------
+def test_the_peers_of_a_list_succeed_in_its_order_once_the_lease_is_over() -> None:
+    serving = replace(CLAIM, is_serving=True)
+    first, second = grantor(B), grantor(C)
+    for peer in (first, second):
+        ask(peer, CLAIM)
+        assert peer.deadline() is None  # a run that does not serve has no successor
+        ask(peer, serving, 100)
+    assert first.deadline() == 1100
+    assert second.deadline() == 1110
+    assert first.handle(DeadlinePassed(), Micros(1099)) == ()
+    assert first.handle(DeadlinePassed(), Micros(1100)) == (SuccessionDue(serving),)
+    assert first.deadline() == 2100  # once more, if it fails
+
+
+def test_a_renewal_keeps_successors_waiting() -> None:
+    peer = grantor()
+    serving = replace(CLAIM, is_serving=True)
+    ask(peer, serving)
+    ask(peer, serving, 900)
+    assert peer.handle(DeadlinePassed(), Micros(1000)) == ()
+    assert peer.deadline() == 1900
+
+
+def test_a_coordinator_that_leaves_hands_over_at_once() -> None:
+    peer = grantor()
+    ask(peer, replace(CLAIM, is_serving=True))
+    for stranger in (
+        ClaimReleased(B, "m", RUN, 5),
+        ClaimReleased(A, "m", OTHER, 5),
+        ClaimReleased(A, "m", RUN, 4),
+        ClaimReleased(A, "n", RUN, 5),
+    ):
+        peer.handle(stranger, Micros(10))
+    assert peer.deadline() == 1000
+    peer.handle(ClaimReleased(A, "m", RUN, 5), Micros(10))
+    assert peer.handle(DeadlinePassed(), Micros(10)) == (SuccessionDue(replace(CLAIM, is_serving=True)),)
+    assert ask(peer, LATER, 11) == Grant(6)
+
+
+def test_a_run_that_nobody_takes_over_ends() -> None:
+    peer = grantor()
+    serving = replace(CLAIM, is_serving=True)
+    ask(peer, serving)
+    told = []
+    while (deadline := peer.deadline()) is not None:
+        told += peer.handle(DeadlinePassed(), deadline)
+    assert told == [SuccessionDue(serving)] * 5 + [ClaimEnded(serving)]
+
+
+def test_the_coordinator_itself_is_no_successor_of_its_own() -> None:
+    peer = grantor(A)
+    ask(peer, replace(CLAIM, is_serving=True))
+    assert peer.deadline() == 6000
+    assert peer.handle(DeadlinePassed(), Micros(6000)) == (ClaimEnded(replace(CLAIM, is_serving=True)),)
+
+
+# --- restarts -----------------------------------------------------------------
+def test_a_restart_forgets_no_promise() -> None:
+    restarted = Grantor(B, POLICY, (KeptGrant("m", 5, RUN, A, 1000),), Micros(50))
+    assert code_of(ask(restarted, replace(LATER, term=5), 60)) is ErrorCode.TERM_CONFLICT
+    assert code_of(ask(restarted, LATER, 1049)) is ErrorCode.MODEL_LEASED
+    assert code_of(ask(restarted, replace(LATER, term=4), 5000)) is ErrorCode.TERM_STALE
+    assert restarted.deadline() is None  # the stage that it held is gone with the process
+    assert ask(restarted, CLAIM, 1049) == Grant(5)
+    assert ask(restarted, LATER, 2049) == Grant(6)
