@@ -266,6 +266,7 @@ def test_a_slow_clock_gives_up_before_fast_ones_promise_otherwise() -> None:
         if hasty.claimant is None or not hasty.claimant.is_valid(hasty.clock(world.real)):
             hasty.claimant = None  # it does not wait between its attempts
         world.claim(hasty.name)
+        world.tell(hasty, claims.PeerSilent(PeerId("p0"), 1))
         world.settle(10)
         holders = [peer.name for peer in world.holders()]
         assert len(holders) <= 1
