@@ -18,7 +18,7 @@ from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES
 
 SEND_DEADLINE_S = 30.0
 BODY_DEADLINE_S = 60.0
-PING_AFTER_SILENCE_S = 10.0
+PING_AFTER_SILENCE_S = 5.0
 MAX_DISCARDED_BODY_BYTES = 4 * MAX_HTTP_BODY_BYTES
 
 _REQUEST_ID = "p2pmesh.request_id"
@@ -192,6 +192,10 @@ class EventStream:
         """One ``data:`` event for each payload, in one piece."""
         await self._put("".join(f"data: {payload}\n\n" for payload in payloads))
 
+    async def comment(self, *lines: str) -> None:
+        """Lines that clients read over."""
+        await self._put("".join(f": {line}\n" for line in lines) + "\n")
+
     async def end(self) -> None:
         """The clean end of the body."""
         async with self._turn:
@@ -205,7 +209,7 @@ class EventStream:
             if trio.current_time() < due_s:
                 await trio.sleep_until(due_s)
             else:
-                await self._put(": ping\n\n")
+                await self.comment("keep-alive")
 
     async def _put(self, text: str) -> None:
         async with self._turn:

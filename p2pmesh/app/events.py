@@ -44,6 +44,7 @@ class EventName(StrEnum):
     DIRECT_RETURN_FAILED = "direct_return_failed"
     WIRE_DTYPE_WIDENED = "wire_dtype_widened"
     MODEL_WITHDRAWN = "model_withdrawn"
+    REQUEST_RECOVERED = "request_recovered"
     GOSSIP_PUBLISHED = "gossip_published"
     GOSSIP_DELIVERED = "gossip_delivered"
     READY = "ready"

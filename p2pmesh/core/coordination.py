@@ -4,11 +4,27 @@ A run is one attempt at one placement; it is never repaired, a new run replaces 
 is decided by the runner in ``node.coordinator``.
 """
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import Micros
+
+
+def run_fingerprint(stages: Sequence[tuple[LayerRange, str]], wire_dtype: str, *, is_lossless: bool) -> str:
+    """A name for all that the bits of a run depend on beside the model: runs of equal fingerprint give equal tokens.
+
+    ``stages`` holds the fingerprint of each engine. Where all are equal and activations lose nothing, it matters to no
+    bit where the model is cut, and the engines' own fingerprint is the run's.
+    """
+    engines = {fingerprint for _, fingerprint in stages}
+    if len(engines) == 1 and (is_lossless or len(stages) == 1):
+        return stages[0][1]
+    parts = (wire_dtype, *(f"{layers.start}-{layers.end}:{fingerprint}" for layers, fingerprint in stages))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 class StageState(StrEnum):

@@ -3,9 +3,13 @@
 Owns the order of frames, credits, stops, limits and deadlines of the sequence. What stays elsewhere: frames as bytes
 (``wire.stage``), sampling (``core.sampling``, at the last stage), who may send frames (``node.stages``).
 
-Chunks lie on an absolute grid of ``chunk_tokens`` positions, so that a repeated prefill repeats its calls exactly.
+Chunks lie on an absolute grid of ``chunk_tokens`` positions, so that a repeated prefill repeats its calls exactly. A
+sequence that goes on after a loss begins with a *history*: tokens that an earlier driver gave out. They are replayed as
+decoded rows, several a frame, which every engine cuts into calls within its exact width; nobody waits for a token
+before the row of the last one is sampled.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +17,9 @@ from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.wire.generation import FinishReason
+
+REPLAY_ROWS = 16
+"""Rows of a replayed frame: the widest exact call that is ever measured, and little enough for others to get a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,7 @@ class GenerationPolicy:
     chunk_tokens: int
     credits: int
     context_tokens: int
+    replay_rows: int = REPLAY_ROWS
     prefill_us_per_token: int = 0
     step_us: int = 0
     patience: int = 20
@@ -36,6 +44,10 @@ class GenerationPolicy:
         """Longest time without a credit or a token while ``tokens`` are on their way."""
         per_token = self.patience * self.prefill_us_per_token or self.unmeasured_us_per_token
         return max(self.floor_us, per_token * tokens)
+
+    def replay_wait_us(self) -> int:
+        """Longest time without a credit while a replay is on its way."""
+        return max(self.prefill_wait_us(self.replay_rows), self.patience * self.step_us * self.replay_rows)
 
     def step_wait_us(self) -> int:
         """Longest time for one decoded token."""
@@ -58,7 +70,7 @@ class TokensArrived:
 
 @dataclass(frozen=True, slots=True)
 class CreditArrived:
-    """The last stage has consumed the prompt up to ``position``."""
+    """The last stage has consumed the rows up to ``position``."""
 
     position: int
 
@@ -97,6 +109,14 @@ class SendPrefill:
     position: int
     tokens: tuple[int, ...]
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendReplay:
+    """Rows of tokens that were given out already; the last stage answers them with a credit."""
+
+    position: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +162,7 @@ class Fail:
     text: str
 
 
-Effect = SendBegin | SendPrefill | SendDecode | SendEnd | SendCancel | Emit | Finish | Fail
+Effect = SendBegin | SendPrefill | SendReplay | SendDecode | SendEnd | SendCancel | Emit | Finish | Fail
 
 
 class GenerationMachine:
@@ -155,10 +175,13 @@ class GenerationMachine:
         end_tokens: frozenset[int],
         assembler: TextAssembler,
         policy: GenerationPolicy,
+        history: Sequence[int] = (),
     ) -> None:
         if not prompt:
             raise ValueError("a prompt holds at least one token")
         self._prompt = tuple(prompt)
+        self._history = tuple(history)
+        self._inputs = self._prompt + self._history
         room = policy.context_tokens - len(self._prompt)
         self._budget = room if max_tokens is None else min(room, max_tokens)
         self._end_tokens = end_tokens
@@ -166,6 +189,7 @@ class GenerationMachine:
         self._policy = policy
         self._sent = 0
         self._credited = 0
+        self._open_ends: deque[int] = deque()
         self._generated = 0
         self._deadline: Micros | None = None
         self._is_over = False
@@ -174,6 +198,11 @@ class GenerationMachine:
     def is_over(self) -> bool:
         """Whether the end has been given out."""
         return self._is_over
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the answer may hold: what was asked for, or what the context leaves."""
+        return max(0, self._budget)
 
     def deadline(self) -> Micros | None:
         """When ``DeadlinePassed`` is due."""
@@ -205,49 +234,80 @@ class GenerationMachine:
             return self._end(Fail(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text))
         if self._budget < 1:
             return self._end(Finish(FinishReason.LENGTH, "", 0))
-        return (SendBegin(), *self._send_prompt(now))
+        return self._replay_text() or (SendBegin(), *self._send_inputs(now))
 
-    def _send_prompt(self, now: Micros) -> tuple[Effect, ...]:
+    def _replay_text(self) -> tuple[Effect, ...]:
+        """Brings text, stops and counts to where the history ends; an end that was reached already is said again."""
+        given: tuple[Effect, ...] = ()
+        for token in self._history:
+            if self._is_over:
+                return (Fail(ErrorCode.REQUEST_INVALID, "the history goes on after its end"),)
+            given = self._take(token)
+        return given[1:] if self._is_over else ()
+
+    def _send_inputs(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []
-        chunk = self._policy.chunk_tokens
-        window_end = self._credited + self._policy.credits * chunk
-        while self._sent < len(self._prompt) and self._sent < window_end:
-            end = min(self._sent + chunk, len(self._prompt))
-            effects.append(SendPrefill(self._sent, self._prompt[self._sent : end], end == len(self._prompt)))
-            self._sent = end
-        self._wait(now, self._policy.prefill_wait_us(self._sent - self._credited))
+        window_end = self._credited + self._policy.credits * self._policy.chunk_tokens
+        while self._sent < len(self._inputs) and self._sent < window_end:
+            effects.append(self._next_input())
+        is_replaying = self._sent > len(self._prompt)
+        open_tokens = min(self._sent, len(self._prompt)) - self._credited
+        wait_us = self._policy.prefill_wait_us(max(0, open_tokens))
+        self._wait(now, wait_us + (self._policy.replay_wait_us() if is_replaying else 0))
         return tuple(effects)
 
+    def _next_input(self) -> Effect:
+        """The frame that begins where the last one ended: of the prompt, of the history, or its last row."""
+        start, prompt_end, last = self._sent, len(self._prompt), len(self._inputs) - 1
+        if start < prompt_end:
+            end = min(start + self._policy.chunk_tokens, prompt_end)
+            effect: Effect = SendPrefill(start, self._inputs[start:end], end > last)
+        elif start < last:
+            end = min(start + self._policy.replay_rows, last)
+            effect = SendReplay(start, self._inputs[start:end])
+        else:
+            self._sent = start + 1
+            return SendDecode(start, self._inputs[start])
+        self._open_ends.append(end)
+        self._sent = end
+        return effect
+
     def _on_credit(self, position: int, now: Micros) -> tuple[Effect, ...]:
-        if not self._credited < position <= self._sent or (
-            position % self._policy.chunk_tokens and position != len(self._prompt)
-        ):
+        if position not in self._open_ends:
             return self._broken(f"a credit for position {position}; {self._credited} to {self._sent} are open")
+        while self._open_ends[0] != position:
+            self._open_ends.popleft()
+        self._open_ends.popleft()
         self._credited = position
-        if self._generated > 0:
+        if self._generated > len(self._history):
             return ()  # a token overtook the credit: the wait is for the next token by now
-        return self._send_prompt(now)
+        return self._send_inputs(now)
 
     def _on_tokens(self, position: int, tokens: tuple[int, ...], now: Micros) -> tuple[Effect, ...]:
-        if self._sent < len(self._prompt) or position != len(self._prompt) + self._generated or len(tokens) != 1:
+        is_due = self._sent == len(self._inputs) and position == len(self._prompt) + self._generated
+        if not is_due or len(tokens) != 1:
             return self._broken(f"{len(tokens)} tokens for position {position}, which was not asked for")
-        token = tokens[0]
+        effects = self._take(tokens[0])
+        if self._is_over:
+            return (SendEnd(), *effects)
+        self._wait(now, self._policy.step_wait_us())
+        return (SendDecode(position, tokens[0]), *effects)
+
+    def _take(self, token: int) -> tuple[Effect, ...]:
+        """What a token gives rise to at the ingress; the machine is over if it was the last one."""
         self._generated += 1
         if token in self._end_tokens:
-            return self._finish(FinishReason.STOP, tokens, "")
+            return self._finish(FinishReason.STOP, token, "")
         step = self._assembler.add(token)
         if step.is_stopped:
-            return self._finish(FinishReason.STOP, tokens, step.text, is_text_over=True)
+            return self._finish(FinishReason.STOP, token, step.text, is_text_over=True)
         if self._generated >= self._budget:
-            return self._finish(FinishReason.LENGTH, tokens, step.text)
-        self._wait(now, self._policy.step_wait_us())
-        return (SendDecode(position, token), Emit(tokens, step.text))
+            return self._finish(FinishReason.LENGTH, token, step.text)
+        return (Emit((token,), step.text),)
 
-    def _finish(
-        self, reason: FinishReason, tokens: tuple[int, ...], text: str, *, is_text_over: bool = False
-    ) -> tuple[Effect, ...]:
+    def _finish(self, reason: FinishReason, token: int, text: str, *, is_text_over: bool = False) -> tuple[Effect, ...]:
         rest = "" if is_text_over else self._assembler.finish().text
-        return self._end(SendEnd(), Emit(tokens, text), Finish(reason, rest, self._generated))
+        return self._end(Emit((token,), text), Finish(reason, rest, self._generated))
 
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         if self._deadline is None or now < self._deadline:

@@ -176,6 +176,7 @@ class Run:
         self._ending: RunEnding | None = None
         self._had_served = False
         self._cut_digests: list[Digest] = []
+        self._fingerprints: dict[int, str] = {}
 
     @property
     def phase(self) -> coordination.RunPhase:
@@ -223,6 +224,8 @@ class Run:
     # --- effects, each a task that posts its outcome ---------------------------------
     async def _hold(self, index: int) -> None:
         async def reported(status: StageStatus) -> None:
+            if status.fingerprint:
+                self._fingerprints[index] = status.fingerprint
             await self._runner.put(coordination.StageReported(index, _state_of(status)))
 
         try:
@@ -280,6 +283,12 @@ class Run:
         addresses = known.addresses if known else ()
         return StageEntry(stage.peer_id, stage.layers.start, stage.layers.end, addresses)
 
+    def _fingerprint(self) -> str:
+        """Of the run, from what its stages told when they were up."""
+        engines = [(s.layers, self._fingerprints.get(index, "")) for index, s in enumerate(self.placement.stages)]
+        dtype = self._options.wire_dtype
+        return coordination.run_fingerprint(engines, dtype.label, is_lossless=dtype is WireDtype.F32)
+
     async def _probe(self) -> None:
         try:
             await self._ask_driver(ProbeRun(self.run_id), ProbeResult, PROBE_TIMEOUT_S)
@@ -290,7 +299,7 @@ class Run:
 
     async def _publish(self) -> None:
         try:
-            await self._ask_driver(PublishRun(self.run_id), Done, PUBLISH_TIMEOUT_S)
+            await self._ask_driver(PublishRun(self.run_id, self._fingerprint()), Done, PUBLISH_TIMEOUT_S)
         except P2PMeshError as error:
             await self._runner.put(coordination.PublishFailed(error.code, error.message))
         else:
@@ -303,7 +312,7 @@ class Run:
             if isinstance(question, ProbeRun):
                 await self._parts.drivers.probe(question.run_id)
             else:
-                self._parts.drivers.publish(question.run_id)
+                self._parts.drivers.publish(question.run_id, question.fingerprint)
             return
         stream = await self._parts.overlay.open_exchange(driver, question)
         try:

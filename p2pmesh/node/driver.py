@@ -59,6 +59,8 @@ class Driver:
     ) -> None:
         self.load = load
         self.is_published = False
+        self.fingerprint = engine.facts.fingerprint
+        """Of the whole run, once its coordinator has told it."""
         self._engine = engine
         self._vocabulary = vocabulary
         self._clock = clock
@@ -115,7 +117,7 @@ class Driver:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         """Events of one request, ``GenerationStarted`` first; leaving the scope cancels it on every stage."""
         prompt = await self._tokenize(request.prompt)
-        self._check_length(prompt)
+        self._check_length(prompt, self._checked(request.history))
         await self._acquire_lane()
         try:
             sequence = self._open_sequence(request, prompt)
@@ -139,8 +141,8 @@ class Driver:
             self.ended.mark()
 
     async def _events(self, sequence: Sequence, prompt: tuple[int, ...]) -> AsyncGenerator[GenerationEvent, None]:
-        yield GenerationStarted(prompt, self.load.run_id, self._engine.facts.fingerprint)
-        meter = self._pace.meter(self._clock.now(), len(prompt))
+        yield GenerationStarted(prompt, self.load.run_id, self.fingerprint, sequence.max_tokens)
+        meter = self._pace.meter(self._clock.now(), sequence.input_tokens)
         async with aclosing(sequence.events()) as events:
             async for event in events:
                 if not isinstance(event, GenerationFinished):
@@ -162,6 +164,7 @@ class Driver:
                 prefill_us_per_token=self._pace.prefill_us_per_token,
                 step_us=self._pace.step_us,
             ),
+            request.history,
         )
         start = SequenceStart(request, self.load.run_id, prompt)
         sequence = Sequence(start, machine, self._stage.submit, self._clock)
@@ -202,10 +205,10 @@ class Driver:
     def _checked(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         highest = self._engine.facts.vocabulary_size
         if any(not 0 <= token < highest for token in tokens):
-            raise Refused(ErrorCode.REQUEST_INVALID, f"a token id of the prompt is not in 0 to {highest - 1}")
+            raise Refused(ErrorCode.REQUEST_INVALID, f"a token id is not in 0 to {highest - 1}")
         return tokens
 
-    def _check_length(self, prompt: tuple[int, ...]) -> None:
+    def _check_length(self, prompt: tuple[int, ...], history: tuple[int, ...]) -> None:
         if not prompt:
             raise Refused(ErrorCode.REQUEST_INVALID, "the prompt is empty")
         if len(prompt) >= self.load.context_tokens:
@@ -214,6 +217,9 @@ class Driver:
                 f"the prompt has {len(prompt)} tokens, the context of this model holds {self.load.context_tokens} "
                 "with at least one for the answer; shorten it",
             )
+        if len(prompt) + len(history) > self.load.context_tokens:
+            text = f"{len(prompt)} tokens and {len(history)} of the answer do not fit {self.load.context_tokens}"
+            raise Refused(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text)
 
 
 class Drivers:
@@ -275,9 +281,11 @@ class Drivers:
         """One real token through a run; see ``Driver.probe``."""
         return await self._find(run_id).probe(self._entropy.random_bytes(16))
 
-    def publish(self, run_id: bytes) -> None:
-        """The run may be routed to."""
-        self._find(run_id).is_published = True
+    def publish(self, run_id: bytes, fingerprint: str) -> None:
+        """The run may be routed to; ``fingerprint`` names the engines of all its stages."""
+        driver = self._find(run_id)
+        driver.fingerprint = fingerprint
+        driver.is_published = True
         self._changed()
 
     def _find(self, run_id: bytes) -> Driver:

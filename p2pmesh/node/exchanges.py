@@ -58,7 +58,7 @@ class DriverExchanges:
         await stream.finish()
 
     async def _publish(self, stream: MessageStream, asked: PublishRun) -> None:
-        self._drivers.publish(asked.run_id)
+        self._drivers.publish(asked.run_id, asked.fingerprint)
         await stream.send(Done())
         await stream.finish()
 
@@ -86,11 +86,18 @@ async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None
 
 @asynccontextmanager
 async def generate_remotely(
-    overlay: Overlay, driver: PeerId, request: GenerationRequest
+    overlay: Overlay, driver: PeerId, request: GenerationRequest, open_s: float
 ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-    """Events of a request that another peer drives; leaving the scope early cancels it there."""
+    """Events of a request that another peer drives; leaving the scope early cancels it there.
+
+    Raises ``PeerUnavailable`` if the driver does not take it within ``open_s``.
+    """
     try:
-        stream = await overlay.open_exchange(driver, _generate_of(request))
+        with trio.fail_after(open_s):
+            stream = await overlay.open_exchange(driver, _generate_of(request))
+    except trio.TooSlowError:
+        text = f"peer {driver} did not take the request within {open_s:.0f} s"
+        raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, text) from None
     except RemoteProtocolError as error:
         if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
             raise
@@ -115,8 +122,8 @@ async def _events_of(stream: MessageStream) -> AsyncGenerator[GenerationEvent, N
 
 def _event_of(message: object) -> GenerationEvent:
     match message:
-        case Started(prompt_tokens, run_id, fingerprint):
-            return GenerationStarted(prompt_tokens, run_id, fingerprint)
+        case Started(prompt_tokens, run_id, fingerprint, max_tokens):
+            return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens)
         case Delta(tokens, text):
             return GenerationDelta(tokens, text)
         case Finished(reason, text, completion_tokens):
@@ -138,8 +145,8 @@ def _reason_of(text: str) -> FinishReason:
 
 def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
     match event:
-        case GenerationStarted(prompt_tokens, run_id, fingerprint):
-            return Started(prompt_tokens, run_id, fingerprint)
+        case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens):
+            return Started(prompt_tokens, run_id, fingerprint, max_tokens)
         case GenerationDelta(tokens, text):
             return Delta(tokens, text)
         case GenerationFinished(reason, text, completion_tokens):
@@ -162,6 +169,7 @@ def request_of(asked: Generate) -> GenerationRequest:
         asked.stop,
         asked.max_tokens,
         asked.sequence,
+        asked.history,
     )  # fmt: skip
 
 
@@ -181,4 +189,5 @@ def _generate_of(request: GenerationRequest) -> Generate:
         request.stop,
         request.max_tokens,
         request.sequence,
+        request.history,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from p2pmesh.node.connections import Connections
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.exchanges import DriverExchanges
+from p2pmesh.node.ingress import Ingress
 from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay, OverlaySettings
@@ -71,6 +72,7 @@ class Node:
         DriverExchanges(self.overlay, self.drivers)
         self.records = Records(self.overlay, ports, self._held_files)
         self.router = Router(self.overlay, self.drivers, self.records.search_model)
+        self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
         self._resolved: dict[Digest, HeldModel] = {}
         self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
@@ -178,10 +180,10 @@ class Node:
         return self.router.models()
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
-        """Events of a request, wherever it is driven."""
+        """Events of a request, wherever it is driven, and whatever is lost meanwhile."""
         if self._is_draining:
             raise Refused(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another peer")
-        return self.router.generate(request)
+        return self.ingress.generate(request)
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
@@ -14,12 +15,43 @@ from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
 MAX_TOLD_MODELS = 16
 """Names in one event or error; a count says how many there are."""
+MAX_AVOIDED = 16
+FIRST_OPEN_S = 30.0
+NEXT_OPEN_S = 3.0
+"""Until a driver has taken a request after a loss: while it is waited for no other is asked."""
 _SUSPECT_RANK = 1000
 """Behind everybody else."""
 
 
 Search = Callable[[str], Awaitable[bool]]
 """Looks for a model outside the view; whether a driver of it is in the view now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The driver of a run, and the model file that it serves."""
+
+    peer: PeerId
+    run_id: bytes
+    digest: str
+
+
+@dataclass(slots=True)
+class Avoided:
+    """Runs that a request was lost with, and the model file that all its drivers must have."""
+
+    run_ids: tuple[bytes, ...] = ()
+    digest: str | None = None
+
+    def fits(self, digest: str) -> bool:
+        """Whether a file is that of the drivers before."""
+        return self.digest is None or digest == self.digest
+
+    def add(self, route: Route) -> None:
+        """A driver was asked; if the request comes back from it, it was lost there."""
+        self.digest = route.digest
+        runs = (*(run_id for run_id in self.run_ids if run_id != route.run_id), route.run_id)
+        self.run_ids = runs[-MAX_AVOIDED:]
 
 
 class Router:
@@ -47,38 +79,52 @@ class Router:
         """Models that are to come and are not among the ``known`` ones, which can be routed."""
         return [name for name in self._expected if name not in known]
 
+    async def find(self, model: str, key: bytes, avoided: Avoided, *, may_repeat: bool) -> Route:
+        """Who drives a model; of the runs that were lost only where there is no other and ``may_repeat``.
+
+        Raises ``Refused`` with ``MODEL_NOT_READY`` or ``MODEL_UNKNOWN`` if nobody does.
+        """
+        route = self._choose(model, key, avoided)
+        if route is None and may_repeat:
+            route = self._choose(model, key, replace(avoided, run_ids=()))
+            if route is None and await self._search(model):
+                route = self._choose(model, key, avoided)
+        if route is None:
+            raise self._missing(model)
+        return route
+
     @asynccontextmanager
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        """Events of a request; ``Refused`` with ``MODEL_NOT_READY`` or ``MODEL_UNKNOWN`` if nobody drives its model."""
-        peer = self._choose(request)
-        if peer is None and await self._search(request.model):
-            peer = self._choose(request)
-        if peer is None:
-            raise self._missing(request.model)
-        is_own = peer == self._overlay.own_peer
-        driven = self._own_driver(request.model).generate(request) if is_own else self._remote(peer, request)
+    async def generate(
+        self, route: Route, request: GenerationRequest, *, is_first: bool = True
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        """Events of a request at one driver; after a loss nobody is waited for long who may be gone too."""
+        is_own = route.peer == self._overlay.own_peer
+        driven = self._own_driver(request.model).generate(request) if is_own else self._remote(route, request, is_first)
         async with driven as events:
             yield events
 
     def _remote(
-        self, peer: PeerId, request: GenerationRequest
+        self, route: Route, request: GenerationRequest, is_first: bool
     ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
-        announced = (model for other in self._trusted() for model in other.models)
-        served = next((model for model in announced if model.name == request.model), None)
-        if served is not None:  # asked of the announcements: the list of models has a bound
-            self._overlay.board.topics.hear_model(served.digest)
-        return generate_remotely(self._overlay, peer, request)
+        self._overlay.board.topics.hear_model(route.digest)
+        open_s = FIRST_OPEN_S if is_first else NEXT_OPEN_S
+        return generate_remotely(self._overlay, route.peer, request, open_s)
 
-    def _choose(self, request: GenerationRequest) -> PeerId | None:
-        own = {driver.load.model for driver in self._drivers.all() if driver.is_published}
-        return choose_driver(
-            request.model,
-            request.request_id,
-            self._overlay.own_peer,
-            frozenset(own),
-            self._trusted(),
-            self._rank,
-        )
+    def _choose(self, model: str, key: bytes, avoided: Avoided) -> Route | None:
+        """This node's own driver, or another's by what is announced, in both cases of no run to avoid."""
+
+        def serves(served: ServedModel) -> bool:
+            return served.name == model and served.run_id not in avoided.run_ids and avoided.fits(served.digest)
+
+        own = [served for served in self._overlay.board.own().models if serves(served)]
+        others = {PeerId(a.peer_id): one for a in self._trusted() for one in a.models if serves(one)}
+        listed = tuple(a for a in self._trusted() if PeerId(a.peer_id) in others)
+        own_names = frozenset(one.name for one in own if self._drivers.find_published(model) is not None)
+        peer = choose_driver(model, key, self._overlay.own_peer, own_names, listed, self._rank)
+        if peer is None:
+            return None
+        served = own[0] if peer == self._overlay.own_peer else others[peer]
+        return Route(peer, served.run_id, served.digest)
 
     def _rank(self, peer: Announcement) -> int:
         """A suspect is asked only where nobody else drives the model; beyond that the trust policy's preference."""

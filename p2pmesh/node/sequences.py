@@ -87,6 +87,16 @@ class Sequence:
         """Request id and choice index."""
         return (self._start.request.request_id, self._start.request.sequence)
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the answer may hold."""
+        return self._machine.max_tokens
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens that are known before the first one is sampled."""
+        return len(self._start.prompt) + len(self._start.request.history)
+
     async def deliver(self, frame: StageFrame) -> None:
         """A TOKEN, CREDIT or ERROR of this sequence; one that floods us fails."""
         match frame.kind:
@@ -173,6 +183,8 @@ class Sequence:
             case generation.SendPrefill(position, tokens, is_last):
                 flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
                 await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags))
+            case generation.SendReplay(position, tokens):
+                await self._submit(self._frame(FrameKind.DECODE, position, tokens, FrameFlag.REPLAY))
             case generation.SendBegin():
                 body = encode_begin(Begin(self._start.request.sampling, len(self._start.prompt)))
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))

@@ -7,6 +7,7 @@ Frames flow forward as BEGIN, rows, CANCEL and END. Tokens and credits go from t
 (*direct return*); if that stream cannot be opened they travel back along the chain. Errors take the same way.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_LANES, PREFILL_CHUNK_TOKENS, PREFILL_CREDITS, STAGE_PROTOCOL
+from p2pmesh.core.generation import REPLAY_ROWS
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import FrameStream
 from p2pmesh.node.overlay import Overlay
@@ -39,6 +41,8 @@ _FORWARD = (FrameKind.BEGIN, FrameKind.PREFILL, FrameKind.DECODE, FrameKind.CANC
 _BACKWARD = (FrameKind.TOKEN, FrameKind.CREDIT, FrameKind.ERROR)
 _PASSED_ON = (FrameKind.BEGIN, FrameKind.CANCEL, FrameKind.END)
 MAX_SEQUENCES = 4 * MAX_LANES
+CREDIT_ROWS = PREFILL_CREDITS * PREFILL_CHUNK_TOKENS
+"""Of one sequence in one engine; a chunk counts as a whole one, a replayed frame at least as ``REPLAY_ROWS``."""
 RETURN_DIAL_S = 10.0
 
 
@@ -55,7 +59,8 @@ class StageRun:
         self._upstream: FrameStream | None = None
         self._return: FrameStream | None = None
         self._return_tried = trio.Event()
-        self._open_sequences: dict[SequenceKey, int] = {}
+        self._open_sequences: dict[SequenceKey, deque[int]] = {}
+        """With the credit that each takes up here, one entry a frame in the engine."""
         self._failure: P2PMeshError | None = None
         self._was_widened = False
         self._cancel_scope = trio.CancelScope()
@@ -204,8 +209,8 @@ class StageRun:
             self._begin(key)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
             self._forget(key)
-        elif frame.kind is FrameKind.PREFILL:
-            self._count_prefill(key)
+        elif _takes_credit(frame):
+            self._take_credit(key, frame)
         if frame.kind in _PASSED_ON and self._downstream is not None:
             await self._downstream.send(frame)
         await self.engine.send(frame)
@@ -219,20 +224,21 @@ class StageRun:
             raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, "a sequence begins twice")
         if len(self._open_sequences) >= MAX_SEQUENCES:
             raise RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, f"more than {MAX_SEQUENCES} sequences")
-        self._open_sequences[key] = 0
+        self._open_sequences[key] = deque()
 
-    def _count_prefill(self, key: SequenceKey) -> None:
-        """Chunks in this engine; more than the credits allow would let a peer fill our memory."""
-        waiting = self._open_sequences.get(key, 0)
-        if waiting >= PREFILL_CREDITS:
-            raise RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, f"{waiting + 1} prefill chunks without a credit")
-        if key in self._open_sequences:
-            self._open_sequences[key] = waiting + 1
+    def _take_credit(self, key: SequenceKey, frame: StageFrame) -> None:
+        """Rows in this engine; more than the credits allow would let a peer fill our memory."""
+        waiting = self._open_sequences.get(key, deque())
+        rows = PREFILL_CHUNK_TOKENS if frame.kind is FrameKind.PREFILL else max(REPLAY_ROWS, len(frame.tokens))
+        if sum(waiting) + rows > CREDIT_ROWS:
+            text = f"{len(waiting) + 1} frames of {sum(waiting) + rows} rows without a credit"
+            raise RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, text)
+        waiting.append(rows)
 
-    def _uncount_prefill(self, frame: StageFrame) -> None:
-        key = (frame.request_id, frame.sequence)
-        if self._open_sequences.get(key, 0) > 0:
-            self._open_sequences[key] -= 1
+    def _give_credit(self, frame: StageFrame) -> None:
+        waiting = self._open_sequences.get((frame.request_id, frame.sequence))
+        if waiting:
+            waiting.popleft()
 
     # --- out of the engine -----------------------------------------------------------
     async def _follow_engine(self) -> None:
@@ -243,8 +249,8 @@ class StageRun:
         await self._guarded(self._relay, frame)
 
     async def _relay(self, frame: StageFrame) -> None:
-        if frame.kind in (FrameKind.PREFILL, FrameKind.CREDIT):
-            self._uncount_prefill(frame)
+        if frame.kind is FrameKind.CREDIT or _takes_credit(frame):
+            self._give_credit(frame)
         if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
             assert self._downstream is not None
             await self._downstream.send(frame)
@@ -299,3 +305,7 @@ class StageRun:
                 self._return = await self._open(0, FrameKind.RETURN_OPEN)
         except (P2PMeshError, trio.TooSlowError) as error:
             self._report("direct_return_failed", {"driver": driver.peer_id, "message": str(error)})
+
+
+def _takes_credit(frame: StageFrame) -> bool:
+    return frame.kind is FrameKind.PREFILL or (frame.kind is FrameKind.DECODE and FrameFlag.REPLAY in frame.flags)

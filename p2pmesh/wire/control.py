@@ -253,9 +253,10 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class PublishRun:
-    """Coordinator to the driver: the run may be routed to from now on."""
+    """Coordinator to the driver: the run may be routed to from now on. Equal ``fingerprint``, equal bits."""
 
     run_id: bytes = declared(_ID)
+    fingerprint: str = declared(Text(128))
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +392,7 @@ class Generate:
     stop: tuple[str, ...] = declared(ListOf(Text(MAX_STOP_BYTES), MAX_STOP_SEQUENCES), ())
     max_tokens: int | None = declared(Optional(Integer(1, 2**31 - 1)), None)
     sequence: int = declared(Integer(0, MAX_SEQUENCE), 0)
+    history: tuple[int, ...] = declared(ListOf(_TOKEN, MAX_PROMPT_TOKENS), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +402,7 @@ class Started:
     prompt_tokens: tuple[int, ...] = declared(ListOf(_TOKEN, MAX_PROMPT_TOKENS))
     run_id: bytes = declared(_ID)
     fingerprint: str = declared(Text(128))
+    max_tokens: int = declared(Integer(0, 2**31 - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class Prompt:
 class GenerationRequest:
     """What an ingress asks of a driver.
 
-    ``max_tokens`` None means: to the end of the context. ``sequence`` is the choice index.
+    ``max_tokens`` None means: to the end of the context. ``sequence`` is the choice index. ``history`` holds tokens of
+    the answer that were given out before a loss; the generation goes on after them.
     """
 
     request_id: bytes
@@ -90,15 +91,20 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     sequence: int = 0
+    history: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """The driver has tokenised and admitted the request: the journal's head (prompt ids) and the route."""
+    """The driver has tokenised and admitted the request: the journal's head (prompt ids) and the route.
+
+    Runs of equal ``fingerprint`` give equal bits. ``max_tokens`` is what the answer may hold at most, here.
+    """
 
     prompt_tokens: tuple[int, ...]
     run_id: bytes
     fingerprint: str
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +117,17 @@ class GenerationDelta:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFinished:
-    """The end of a generation that was not an error; ``text`` is what was still held back."""
+    """The end of a generation that was not an error; ``text`` is what was still held back.
+
+    ``recoveries`` counts the drivers or stages that were lost on the way, as the ingress knows; ``is_exact`` says
+    whether engines of equal fingerprint took over each time.
+    """
 
     reason: FinishReason
     text: str
     completion_tokens: int
+    recoveries: int = 0
+    is_exact: bool = True
 
 
 GenerationEvent = GenerationStarted | GenerationDelta | GenerationFinished

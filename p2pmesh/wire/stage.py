@@ -49,9 +49,9 @@ class FrameKind(IntEnum):
     RETURN_OPEN = 2  # first on a direct return stream: run id, from the last stage to the driver
     BEGIN = 3  # a sequence starts: sampling parameters and prompt length; takes a lane at each stage
     PREFILL = 4  # one chunk of prompt rows
-    DECODE = 5  # rows that are sampled at the last stage, one each
+    DECODE = 5  # rows that are sampled at the last stage, one each, or replayed
     TOKEN = 6  # sampled tokens; position is that of the first of them
-    CREDIT = 7  # the last stage has consumed the prefill chunk that ends before position
+    CREDIT = 7  # the last stage has consumed the prefill chunk or the replayed rows that end before position
     ERROR = 8  # the sequence failed at a stage; dtype and flags 0, body = code, NUL, text
     CANCEL = 9  # drop the sequence, whatever is queued of it too
     END = 10  # the sequence is complete; its lane is free
@@ -63,19 +63,20 @@ class FrameFlag(IntFlag):
     NONE = 0
     SAMPLE = 1  # PREFILL: the last row is to be sampled (the last chunk of a prompt)
     WIDENED = 2  # the sender was to send another dtype and sent f32: a value does not fit
+    REPLAY = 4  # DECODE: what follows the rows is known; a CREDIT answers them, and nothing is sampled
 
 
 _ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
 _WITH_TOKENS = (*_ROWS, FrameKind.TOKEN)
 _FLAGS_ALLOWED = {
     FrameKind.PREFILL: int(FrameFlag.SAMPLE | FrameFlag.WIDENED),
-    FrameKind.DECODE: int(FrameFlag.WIDENED),
+    FrameKind.DECODE: int(FrameFlag.WIDENED | FrameFlag.REPLAY),
 }
 _BODY_CAPS = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
 # Calling an enum class costs several times a table; these three stand in the path of every decoded token.
 _KINDS = {int(kind): kind for kind in FrameKind}
 _DTYPES = {int(dtype): dtype for dtype in WireDtype}
-_FLAGS = {flags: FrameFlag(flags) for flags in range(4)}
+_FLAGS = {flags: FrameFlag(flags) for flags in range(8)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.coordination import (
     DeadlinePassed,
@@ -27,6 +28,7 @@ from p2pmesh.core.coordination import (
     StartLoad,
     StartProbe,
     StartPublish,
+    run_fingerprint,
 )
 
 POLICY = RunPolicy(progress_us=100, probe_us=50, publish_us=20)
@@ -205,3 +207,28 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
 AnyOrderOfEvents.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+
+
+# --- fingerprints -------------------------------------------------------------
+HALVES = [(LayerRange(0, 3), "a"), (LayerRange(3, 6), "a")]
+OTHER_HALVES = [(LayerRange(0, 2), "a"), (LayerRange(2, 6), "a")]
+
+
+def test_equal_engines_that_lose_nothing_give_equal_bits_wherever_the_cut_is() -> None:
+    assert run_fingerprint(HALVES, "f32", is_lossless=True) == "a"
+    assert run_fingerprint(OTHER_HALVES, "f32", is_lossless=True) == "a"
+    assert run_fingerprint([(LayerRange(0, 6), "a")], "f16", is_lossless=False) == "a"
+
+
+def test_other_engines_or_what_a_dtype_loses_at_another_cut_make_another_fingerprint() -> None:
+    mixed = [(LayerRange(0, 3), "a"), (LayerRange(3, 6), "b")]
+    found = [
+        run_fingerprint(mixed, "f32", is_lossless=True),
+        run_fingerprint([(LayerRange(0, 3), "b"), (LayerRange(3, 6), "a")], "f32", is_lossless=True),
+        run_fingerprint(HALVES, "f16", is_lossless=False),
+        run_fingerprint(HALVES, "bf16", is_lossless=False),
+        run_fingerprint(OTHER_HALVES, "f16", is_lossless=False),
+    ]
+    assert len(set(found)) == len(found)
+    assert "a" not in found
+    assert run_fingerprint(HALVES, "f16", is_lossless=False) == found[2]

@@ -27,6 +27,7 @@ from p2pmesh.core.generation import (
     SendDecode,
     SendEnd,
     SendPrefill,
+    SendReplay,
     SequenceFailed,
     TokensArrived,
 )
@@ -191,6 +192,79 @@ def test_a_token_that_comes_twice_fails_the_sequence() -> None:
     assert isinstance(feed(machine, token(3, 0))[-1], Fail)
 
 
+# --- going on after a loss ----------------------------------------------------
+def resumed(prompt: int, history: tuple[int, ...], max_tokens: int | None = None) -> GenerationMachine:
+    policy = replace(POLICY, replay_rows=3)
+    return GenerationMachine(
+        tuple(range(prompt)), max_tokens, frozenset({END_TOKEN}), TextAssembler(PIECES, ("bc",)), policy, history
+    )
+
+
+def test_a_history_is_replayed_behind_the_prompt_and_only_its_last_row_is_sampled() -> None:
+    machine = resumed(3, (0, 0, 1, 0, 3))
+    assert feed(machine, Begin()) == [
+        SendBegin(), prefill(0, 3), SendReplay(3, (0, 0, 1)), SendReplay(6, (0,)), SendDecode(7, 3)
+    ]  # fmt: skip
+    assert feed(machine, CreditArrived(3), CreditArrived(6), CreditArrived(7)) == []
+    assert feed(machine, token(8, 1)) == [SendDecode(8, 1), Emit((1,), "")]
+
+
+def test_a_history_of_one_token_needs_no_replay() -> None:
+    assert feed(resumed(3, (0,)), Begin()) == [SendBegin(), prefill(0, 3), SendDecode(3, 0)]
+
+
+def test_a_replay_stands_under_the_credits_of_the_prompt() -> None:
+    machine = resumed(6, (0,) * 10)
+    assert feed(machine, Begin()) == [SendBegin(), prefill(0, 4), prefill(4, 6), SendReplay(6, (0, 0, 0))]
+    assert feed(machine, CreditArrived(4)) == [SendReplay(9, (0, 0, 0))]
+    assert feed(machine, CreditArrived(6), CreditArrived(9)) == [SendReplay(12, (0, 0, 0)), SendDecode(15, 0)]
+
+
+@pytest.mark.parametrize("credit", [0, 5, 7, 8, 16])
+def test_a_credit_within_a_replayed_frame_fails_the_sequence(credit: int) -> None:
+    machine = resumed(3, (0,) * 10)
+    feed(machine, Begin(), CreditArrived(3))
+    assert isinstance(feed(machine, CreditArrived(credit))[-1], Fail)
+
+
+def test_a_token_before_the_replay_is_out_fails_the_sequence() -> None:
+    machine = resumed(6, (0,) * 10)
+    feed(machine, Begin())
+    assert isinstance(feed(machine, token(16, 0))[-1], Fail)
+
+
+def test_a_replay_has_a_deadline_of_its_own() -> None:
+    policy = replace(POLICY, replay_rows=3, step_us=1000)
+    machine = GenerationMachine((1, 2), None, frozenset(), TextAssembler(PIECES), policy, (0,) * 20)
+    feed(machine, Begin())
+    assert machine.deadline() == 1000 + 3 * 20_000
+    feed(machine, CreditArrived(2), at=10)
+    assert machine.deadline() == 10 + 1000 + 3 * 20_000
+
+
+@pytest.mark.parametrize(
+    ("history", "max_tokens", "end"),
+    [
+        ((0, END_TOKEN), None, Finish(FinishReason.STOP, "", 2)),
+        ((0, 1, 2), None, Finish(FinishReason.STOP, "", 3)),
+        ((0, 1), 2, Finish(FinishReason.LENGTH, "b", 2)),
+    ],
+)
+def test_a_history_at_its_end_ends_again_and_nothing_is_computed(
+    history: tuple[int, ...], max_tokens: int | None, end: Finish
+) -> None:
+    machine = resumed(3, history, max_tokens)
+    assert feed(machine, Begin()) == [end]
+    assert machine.is_over
+
+
+@pytest.mark.parametrize(("history", "max_tokens"), [((END_TOKEN, 0), None), ((1, 2, 0), None), ((0, 0, 0), 2)])
+def test_a_history_that_goes_on_after_its_end_is_refused(history: tuple[int, ...], max_tokens: int | None) -> None:
+    (fail,) = feed(resumed(3, history, max_tokens), Begin())
+    assert isinstance(fail, Fail)
+    assert fail.code is ErrorCode.REQUEST_INVALID
+
+
 # --- other ends ---------------------------------------------------------------
 def test_a_client_that_goes_away_cancels_every_stage() -> None:
     machine = machine_for(14)
@@ -293,6 +367,10 @@ class FakePipeline:
                 self.answers.append(CreditArrived(len(self.kept)))
                 if is_last:
                     self._sample()
+            case SendReplay(position, tokens):
+                assert position == len(self.kept)
+                self.kept += tokens
+                self.answers.append(CreditArrived(len(self.kept)))
             case SendDecode(position, token_id):
                 assert position == len(self.kept)
                 self.kept.append(token_id)
@@ -305,11 +383,10 @@ class FakePipeline:
         self.answers.append(token(len(self.kept), self.case.sampled[number]))
 
 
-@given(CASES)
-def test_the_machine_answers_what_a_simple_loop_answers(case: Case) -> None:
-    machine = GenerationMachine(
-        case.prompt, case.max_tokens, frozenset({END_TOKEN}), TextAssembler(PIECES, case.stops), POLICY
-    )
+def run_pipeline(case: Case, history: tuple[int, ...] = ()) -> tuple[list[Effect], FakePipeline]:
+    """All that one driver gives rise to, with a pipeline that loses nothing."""
+    assembler = TextAssembler(PIECES, case.stops)
+    machine = GenerationMachine(case.prompt, case.max_tokens, frozenset({END_TOKEN}), assembler, POLICY, history)
     pipeline = FakePipeline(case)
     effects: list[Effect] = []
     pending = deque(machine.handle(Begin(), NOW))
@@ -319,6 +396,25 @@ def test_the_machine_answers_what_a_simple_loop_answers(case: Case) -> None:
             continue
         effects.append(pending.popleft())
         pipeline.take(effects[-1])
+    return effects, pipeline
+
+
+@given(CASES, st.integers(0, 64))
+def test_a_driver_that_goes_on_gives_what_the_first_one_had_not_given(case: Case, lost_after: int) -> None:
+    effects, _ = run_pipeline(case)
+    emitted = [effect for effect in effects if isinstance(effect, Emit)]
+    given_out, owed = emitted[:lost_after], emitted[lost_after:]
+    history = tuple(token_id for emit in given_out for token_id in emit.tokens)
+    again, pipeline = run_pipeline(case, history)
+    assert [effect for effect in again if isinstance(effect, Emit)] == owed
+    assert again[-1] == effects[-1]
+    tokens, _, _ = simple_generation(case)
+    assert tuple(pipeline.kept) == ((*case.prompt, *tokens[:-1]) if owed else ())
+
+
+@given(CASES)
+def test_the_machine_answers_what_a_simple_loop_answers(case: Case) -> None:
+    effects, pipeline = run_pipeline(case)
     tokens, text, reason = simple_generation(case)
     finish = effects[-1]
     emitted = [effect for effect in effects if isinstance(effect, Emit)]

@@ -27,7 +27,7 @@ Step = GenerationEvent | Exception | Callable[[], Awaitable[None]]
 
 
 def started(prompt_tokens: int = 3) -> GenerationStarted:
-    return GenerationStarted(tuple(range(prompt_tokens)), RUN_ID, FINGERPRINT)
+    return GenerationStarted(tuple(range(prompt_tokens)), RUN_ID, FINGERPRINT, 4096)
 
 
 def say(*pieces: str, reason: FinishReason = FinishReason.STOP, held_back: str = "") -> tuple[Step, ...]:

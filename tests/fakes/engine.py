@@ -52,11 +52,13 @@ class _Sequence:
 class FakeEngine:
     """Implements ``ports.engine.Engine``. While held it takes frames and does nothing with them."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, fingerprint: str = "fake", killed_by: tuple[int, ...] | None = None) -> None:
         self.spec = spec
+        self.killed_by = killed_by
+        """A prompt that no engine survives."""
         self.taken: list[StageFrame] = []
         self.facts = EngineFacts(
-            HIDDEN_SIZE, 8, "fake", 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}),
+            HIDDEN_SIZE, 8, fingerprint, 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}),
         )  # fmt: skip
         self._sequences: dict[Key, _Sequence] = {}
         self._waiting: list[StageFrame] | None = None
@@ -89,6 +91,9 @@ class FakeEngine:
         if self._death is not None:
             raise self._death
         self.taken.append(frame)
+        if frame.kind is FrameKind.PREFILL and frame.tokens == self.killed_by:
+            self.kill("the engine process was killed by SIGSEGV")
+            return
         if self._waiting is not None:
             self._waiting.append(frame)
         else:
@@ -159,9 +164,10 @@ class FakeEngine:
 
     def _answer(self, sequence: _Sequence, frame: StageFrame) -> None:
         end = frame.position + len(frame.tokens)
-        if frame.kind is FrameKind.PREFILL:
+        is_replay = bool(frame.flags & FrameFlag.REPLAY)
+        if frame.kind is FrameKind.PREFILL or is_replay:
             self._say(frame, FrameKind.CREDIT, end)
-        if frame.kind is FrameKind.DECODE or frame.flags & FrameFlag.SAMPLE:
+        if (frame.kind is FrameKind.DECODE and not is_replay) or frame.flags & FrameFlag.SAMPLE:
             self._say(frame, FrameKind.TOKEN, end, (next_token(sequence.history, sequence.parameters),))
 
     def _say(self, cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = ()) -> None:
@@ -174,13 +180,15 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.engines: list[FakeEngine] = []
         self.failure: P2PMeshError | None = None
+        self.fingerprint = "fake"
+        self.killed_by: tuple[int, ...] | None = None
 
     @asynccontextmanager
     async def launch(self, spec: EngineSpec) -> AsyncIterator[FakeEngine]:
         await trio.lowlevel.checkpoint()
         if self.failure is not None:
             raise self.failure
-        engine = FakeEngine(spec)
+        engine = FakeEngine(spec, self.fingerprint, self.killed_by)
         self.engines.append(engine)
         try:
             yield engine

@@ -1,7 +1,5 @@
 """Runs over fake engines: relay, direct return, cancellation, death, replacement, drain."""
 
-from collections.abc import Callable
-
 import pytest
 import trio
 import trio.testing
@@ -32,14 +30,6 @@ async def drains(node: MeshNode, within_s: float) -> bool:
     with trio.move_on_after(within_s) as scope:
         await node.node.drain(1000)
     return not scope.cancelled_caught
-
-
-async def ask_until(node: MeshNode, mesh: Mesh, strike: Callable[[], None]) -> None:
-    """A long generation in the middle of which something happens."""
-    async with node.node.generate(mesh.request(max_tokens=100_000)) as events:
-        await read_tokens(events, at_most=5)
-        strike()
-        await read_tokens(events)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -130,10 +120,7 @@ async def test_leaving_a_generation_cancels_it_on_every_stage(autojump_clock: Mo
 async def test_an_engine_that_dies_is_named_and_the_model_comes_back(autojump_clock: MockClock, index: int) -> None:
     async with open_mesh() as mesh:
         nodes = await chain(mesh, 3)
-        with pytest.raises(P2PMeshError) as raised:
-            await ask_until(nodes[0], mesh, lambda: nodes[index].engine.kill("killed by SIGKILL"))
-        assert raised.value.code is ErrorCode.ENGINE_CRASHED
-        assert "SIGKILL" in raised.value.message
+        nodes[index].engine.kill("killed by SIGKILL")
         withdrawn = await nodes[0].wait_told("model_withdrawn")
         assert "SIGKILL" in withdrawn["message"]
         await nodes[0].wait_told("pipeline_ready", times=2)
@@ -146,9 +133,7 @@ async def test_a_lost_peer_is_replaced(autojump_clock: MockClock, index: int) ->
     async with open_mesh() as mesh:
         nodes = await chain(mesh, 3)
         spare = await mesh.join("spare", nodes[0])
-        with pytest.raises(P2PMeshError) as raised:
-            await ask_until(nodes[0], mesh, lambda: mesh.overlay.kill(nodes[index].peer))
-        assert raised.value.code in (ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE)
+        mesh.overlay.kill(nodes[index].peer)
         again = await nodes[0].wait_told("pipeline_ready", times=2)
         assert spare.peer in {stage["peer_id"] for stage in again["stages"]}
         request = mesh.request()
@@ -262,7 +247,8 @@ async def test_a_drain_that_takes_too_long_is_over_in_time(autojump_clock: MockC
     async with open_mesh() as mesh:
         driver, other = await chain(mesh, 2)
         other.engine.hold()
-        async with driver.node.generate(mesh.request()):
+        async with driver.node.generate(mesh.request()) as events:
+            await anext(events)
             started = trio.current_time()
             await driver.node.drain(8)
             assert trio.current_time() - started == pytest.approx(8)

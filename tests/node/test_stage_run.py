@@ -195,6 +195,30 @@ async def test_chunks_beyond_the_credits_are_refused_whatever_the_engine_does(au
         assert engine.count(FrameKind.PREFILL) == PREFILL_CREDITS
 
 
+@pytest.mark.parametrize(("count", "allowed"), [(1, 64), (16, 64), (64, 16), (256, 4)])
+async def test_replayed_rows_beyond_the_credits_are_refused(
+    autojump_clock: MockClock, count: int, allowed: int
+) -> None:
+    async with open_mesh() as mesh, held_stage(mesh) as (puppet, load, stream):
+        puppet.victim.engine.hold()
+        engine = puppet.victim.engine
+        replay = rows(FrameKind.DECODE, count=count, flags=FrameFlag.REPLAY)
+        with pytest.raises(P2PMeshError):
+            await send_until_ended(stream, load, begin(), *[replay] * 200)
+        await ended_with(stream)
+        assert puppet.victim.told("stage_failed")[0]["code"] == "credit_exceeded"
+        assert engine.count(FrameKind.DECODE) == allowed
+
+
+async def test_a_replay_is_answered_by_credits_that_make_room_for_more(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh, held_stage(mesh) as (_, _, stream):
+        await stream.send(begin())
+        for start in range(0, 400, 4):
+            await stream.send(rows(FrameKind.DECODE, start, 4, flags=FrameFlag.REPLAY))
+            credit = await stream.receive()
+            assert (credit.kind, credit.position, credit.tokens) == (FrameKind.CREDIT, start + 4, ())
+
+
 async def test_credits_come_back_as_chunks_are_consumed(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh, held_stage(mesh) as (puppet, _, stream):
         await stream.send(begin())

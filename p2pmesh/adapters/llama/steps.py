@@ -40,6 +40,7 @@ SMALL_VIEW_CELLS = 256
 """Up to here llama.cpp looks at 256 cells; from the next cell on at 512 or more."""
 
 _SCRATCH_TOKEN = 0
+_PASSED_ON = FrameFlag.SAMPLE | FrameFlag.REPLAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +219,15 @@ class Stepper:
 
     def _decode_within(self, spans: list[tuple[_Part, int, int]]) -> list[StageFrame]:
         """Several frames in one call."""
-        self._call(spans)
+        self._call(spans, _sampled_from(spans))
         out: list[StageFrame] = []
         row = 0
         rows = None if self._shape.is_last else self._stage.hidden_rows()
         for part, start, end in spans:
             if rows is not None:
                 out.append(self._activation(part.frame, [rows[row : row + end - start]]))
+            elif FrameFlag.REPLAY in part.frame.flags:
+                out.append(self._answer(part.frame, FrameKind.CREDIT, part.frame.position + end))
             else:
                 tokens = tuple(self._sample(part, index + 1, row + index - start) for index in range(start, end))
                 out.append(self._answer(part.frame, FrameKind.TOKEN, part.frame.position + start + 1, tokens))
@@ -234,14 +237,18 @@ class Stepper:
     def _decode_slices(self, slices: list[tuple[_Part, int, int]]) -> list[StageFrame]:
         """One frame of more rows than fit a call."""
         frame = slices[0][0].frame
+        is_replay = FrameFlag.REPLAY in frame.flags
         hidden: list[NDArray[np.float32]] = []
         tokens: list[int] = []
-        for part, start, end in slices:
-            self._call([(part, start, end)])
-            if self._shape.is_last:
+        for span in slices:
+            part, start, end = span
+            self._call([span], _sampled_from([span]))
+            if self._shape.is_last and not is_replay:
                 tokens += [self._sample(part, index + 1, index - start) for index in range(start, end)]
-            else:
+            elif not self._shape.is_last:
                 hidden.append(self._stage.hidden_rows()[: end - start])
+        if self._shape.is_last and is_replay:
+            return [self._answer(frame, FrameKind.CREDIT, frame.position + len(frame.tokens))]
         if self._shape.is_last:
             return [self._answer(frame, FrameKind.TOKEN, frame.position + 1, tuple(tokens))]
         return [self._activation(frame, hidden)]
@@ -328,7 +335,7 @@ class Stepper:
         body, dtype, flags = encode_activation(rows, self._shape.wire_dtype)
         return StageFrame(
             frame.kind, frame.request_id, frame.run_id, frame.sequence, frame.position, frame.tokens,
-            self._shape.hidden_size, dtype, (frame.flags & FrameFlag.SAMPLE) | flags, body,
+            self._shape.hidden_size, dtype, (frame.flags & _PASSED_ON) | flags, body,
         )  # fmt: skip
 
     @staticmethod
@@ -339,3 +346,11 @@ class Stepper:
         """Ends a sequence here and says why."""
         self.release(key_of(cause))
         return [error_frame(cause, code, text)]
+
+
+def _sampled_from(spans: list[tuple[_Part, int, int]]) -> int:
+    """From which row on a decode call needs logits: the first, or none where every row is replayed."""
+    for part, _, _ in spans:
+        if FrameFlag.REPLAY not in part.frame.flags:
+            return 0
+    return sum(end - start for _, start, end in spans)

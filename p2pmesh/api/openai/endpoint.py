@@ -175,7 +175,7 @@ class WholeAnswer(_AnswerFacts):
         """Sends the answer."""
         piece = self._piece("".join(self._pieces) + finished.text, tuple(self._tokens))
         whole = self._shape.whole(self._head(), piece, finished.reason, self._usage(finished))
-        await send_json(self._send, 200, whole, self._route_headers())
+        await send_json(self._send, 200, whole, [*self._route_headers(), *_recovery_facts(finished)])
 
     async def fail(self, error: P2PMeshError) -> None:
         """Sends the error in its place."""
@@ -210,6 +210,9 @@ class StreamedAnswer(_AnswerFacts):
         chunks.append(self._shape.closing(head, finished.reason))
         if head.wants_usage_chunk:
             chunks.append(self._shape.usage(head, self._usage(finished)))
+        facts = [f"{name.decode()}: {value.decode()}" for name, value in _recovery_facts(finished)]
+        if facts:  # the headers are long gone; clients read over comments, so the body is that of an undisturbed run
+            await self._stream.comment(*facts)
         await self._stream.write(*(encode_json(chunk) for chunk in chunks), _DONE)
         await self._stream.end()
 
@@ -223,3 +226,11 @@ class StreamedAnswer(_AnswerFacts):
 
     async def _write(self, chunk: dict[str, Any]) -> None:
         await self._stream.write(encode_json(chunk))
+
+
+def _recovery_facts(finished: GenerationFinished) -> list[tuple[bytes, bytes]]:
+    """What a client may know of losses: none of it without one."""
+    if finished.recoveries == 0:
+        return []
+    kind = b"exact" if finished.is_exact else b"inexact"
+    return [(b"x-p2pmesh-recoveries", b"%d" % finished.recoveries), (b"x-p2pmesh-recovery", kind)]

@@ -13,7 +13,7 @@ from p2pmesh.base.limits import MAX_LANES
 from p2pmesh.wire.activation import row_bytes
 from p2pmesh.wire.dtype import LOSSY_DTYPES
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
-from p2pmesh.wire.stage import FrameKind, StageFrame, WireDtype, decode_error
+from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_error
 from tests.adapters.llama.conftest import CUTS, LAYERS
 from tests.adapters.llama.dialogue import GREEDY, Dialogue
 
@@ -74,6 +74,44 @@ async def test_a_rollback_and_a_wide_replay_give_the_same_tokens(launcher, make_
         assert list(await again.decode(len(PROMPT), tokens[:19])) == tokens[1:]
         assert list(await again.decode(len(PROMPT) + 5, tokens[5:8])) == tokens[6:9]
         assert list(await again.decode(len(PROMPT), tokens[:1])) == tokens[1:2]
+
+
+@pytest.mark.parametrize("parameters", [GREEDY, SAMPLED])
+async def test_a_replay_computes_without_sampling_and_leaves_what_decoding_left(launcher, make_spec, parameters):
+    async with launcher.launch(make_spec("llama", 0, 2)) as first, launcher.launch(make_spec("llama", 2, 4)) as last:
+        tokens = await Dialogue([first, last], parameters=parameters).generate(PROMPT, 40)
+        for given in (1, 2, 18, 35):
+            again = Dialogue([first, last], 2, parameters)
+            await again.begin(len(PROMPT))
+            await again.prefill(PROMPT)
+            for start in range(0, given - 1, 16):
+                rows = tokens[start : min(start + 16, given - 1)]
+                at = len(PROMPT) + start
+                await again.push(again.frame(FrameKind.DECODE, at, rows, flags=FrameFlag.REPLAY))
+                credit = await again.receive()
+                assert (credit.kind, credit.position, credit.tokens) == (FrameKind.CREDIT, at + len(rows), ())
+            out = list(tokens[:given])
+            while len(out) < len(tokens):
+                out += await again.decode(len(PROMPT) + len(out) - 1, [out[-1]])
+            await again.end()
+            assert out == tokens
+
+
+async def test_a_replay_beside_a_step_leaves_both_as_they_are(launcher, make_spec):
+    async with launcher.launch(make_spec(context_tokens=600)) as engine:
+        alone = await Dialogue([engine], 1).generate(PROMPT, 12)
+        mine, other = Dialogue([engine], 1), Dialogue([engine], 2)
+        for dialogue in (mine, other):
+            await dialogue.begin(len(PROMPT))
+            assert await dialogue.prefill(PROMPT) == alone[0]
+        for step in range(11):
+            at = len(PROMPT) + step
+            await engine.send(other.frame(FrameKind.DECODE, at, [alone[step]], flags=FrameFlag.REPLAY))
+            await engine.send(mine.frame(FrameKind.DECODE, at, [alone[step]]))
+            answers = {frame.request_id[0]: frame for frame in (await engine.receive(), await engine.receive())}
+            assert answers[1].tokens == (alone[step + 1],)
+            assert answers[2].kind is FrameKind.CREDIT
+        assert await other.decode(len(PROMPT) + 10, [alone[10]]) == (alone[11],)
 
 
 async def _refusal(dialogue: Dialogue, frame: StageFrame) -> ErrorCode:

@@ -13,7 +13,7 @@ from p2pmesh.api.exchange import BODY_DEADLINE_S, PING_AFTER_SILENCE_S, SEND_DEA
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.base.errors import EngineError, ErrorCode, PeerUnavailable, Refused
 from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES, MAX_PROMPT_TOKENS
-from p2pmesh.wire.generation import FinishReason, GenerationDelta
+from p2pmesh.wire.generation import FinishReason, GenerationDelta, GenerationFinished
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.backend import FINGERPRINT, MODEL, RUN_ID, FakeBackend, say, started
 
@@ -187,19 +187,36 @@ async def test_a_client_that_stops_reading_is_dropped(autojump_clock: trio.testi
     assert client.sent == []
 
 
+@pytest.mark.parametrize(("is_exact", "kind"), [(True, "exact"), (False, "inexact")])
+async def test_losses_show_in_headers_or_comments_and_nowhere_else(is_exact: bool, kind: str) -> None:
+    *events, end = say("Hel", "lo")
+    undisturbed = [await ask(FakeBackend(script=(*events, end)), stream=is_streamed) for is_streamed in (False, True)]
+    assert "x-p2pmesh-recoveries" not in undisturbed[0].headers
+    assert "x-p2pmesh" not in undisturbed[1].text
+    assert isinstance(end, GenerationFinished)
+    script = (*events, replace(end, recoveries=2, is_exact=is_exact))
+    whole, streamed = [await ask(FakeBackend(script=script), stream=is_streamed) for is_streamed in (False, True)]
+    assert whole.headers["x-p2pmesh-recoveries"] == "2"
+    assert whole.headers["x-p2pmesh-recovery"] == kind
+    assert f": x-p2pmesh-recoveries: 2\n: x-p2pmesh-recovery: {kind}\n\n" in streamed.text
+    assert [chunk["choices"] for chunk in streamed.events()[:-1]] == [
+        chunk["choices"] for chunk in undisturbed[1].events()[:-1]
+    ]
+
+
 async def test_silence_is_broken_by_comments(autojump_clock: trio.testing.MockClock) -> None:
     async def think() -> None:
         await trio.sleep(PING_AFTER_SILENCE_S * 3.5)
 
     first, *rest = say("Hello")
     client = await ask(FakeBackend(script=(first, think, *rest)), stream=True)
-    assert client.text.count(": ping\n\n") == 3
+    assert client.text.count(": keep-alive\n\n") == 3
     assert [chunk["choices"][0]["delta"].get("content") for chunk in client.events()[:-1]] == ["", "Hello", None]
 
 
 async def test_a_ping_that_nobody_reads_ends_the_generation(autojump_clock: trio.testing.MockClock) -> None:
     async def stall_on_ping(message: Message) -> None:
-        if message.get("body", b"").startswith(b": ping"):
+        if message.get("body", b"").startswith(b": keep-alive"):
             await trio.sleep_forever()
 
     backend = FakeBackend(script=(started(), trio.sleep_forever))

@@ -1,0 +1,166 @@
+"""Requests of this node's clients from their first byte to their last, whoever drives them and whatever dies meanwhile.
+
+Runs ``core.recovery.RecoveryMachine`` over the attempts of one request and keeps its ``Journal``. Who is asked is
+``node.router``'s; a driver goes on from the history that it is handed (``node.driver``).
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import trio
+
+from p2pmesh.base.errors import P2PMeshError, Refused
+from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core import recovery
+from p2pmesh.core.journal import Journal
+from p2pmesh.core.recovery import AttemptFailed, Reached
+from p2pmesh.node.announcements import AnnouncementBoard
+from p2pmesh.node.failures import first_error
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.router import Avoided, Router
+from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.wire.generation import (
+    GenerationDelta,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    GenerationStarted,
+)
+
+
+class Ingress:
+    """Generates for clients through whatever serves their model."""
+
+    def __init__(
+        self, router: Router, board: AnnouncementBoard, clock: Clock, entropy: Entropy, report: Report
+    ) -> None:
+        self._router = router
+        self._board = board
+        self._clock = clock
+        self._entropy = entropy
+        self._report = report
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        """Events of a request to its end; leaving the scope cancels it wherever it runs by then."""
+        attempts = _Attempts(self, request)
+        async with aclosing(attempts.events()) as events:
+            yield events
+
+    # What one request's attempts need of the node.
+    @property
+    def router(self) -> Router:
+        """Who is asked."""
+        return self._router
+
+    @property
+    def board(self) -> AnnouncementBoard:
+        """Where new drivers show."""
+        return self._board
+
+    @property
+    def clock(self) -> Clock:
+        """Monotonic time."""
+        return self._clock
+
+    def new_request_id(self) -> bytes:
+        """128 fresh random bits for another attempt."""
+        return self._entropy.random_bytes(16)
+
+    def tell_recovered(self, request: GenerationRequest, journal: Journal, cause: AttemptFailed, stall_us: int) -> None:
+        """A stream goes on."""
+        self._report(
+            "request_recovered",
+            {
+                "request_id": request.request_id.hex(),
+                "model": request.model,
+                "code": cause.code.value,
+                "message": cause.text,
+                "tokens": journal.token_count,
+                "stall_ms": stall_us // 1000,
+                "is_exact": journal.is_exact,
+            },
+        )
+
+
+class _Attempts:
+    """The attempts of one request, one after another."""
+
+    def __init__(self, ingress: Ingress, request: GenerationRequest) -> None:
+        self._ingress = ingress
+        self._request = request
+        self._journal = Journal(request)
+        self._avoided = Avoided()
+        self._machine = recovery.RecoveryMachine(ingress.clock.now())
+        self._reached = Reached.NOBODY
+        self._seen = 0
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """Of all attempts, as those of one; raises what the last one failed with."""
+        attempt = recovery.Attempt(may_repeat=True)
+        request_id = self._request.request_id
+        while True:
+            failure: P2PMeshError
+            try:
+                async with aclosing(self._attempt(attempt, request_id)) as given:
+                    async for event in given:
+                        yield event
+                        if isinstance(event, GenerationFinished):
+                            return
+            except P2PMeshError as error:
+                failure = error
+            except BaseExceptionGroup as group:
+                ours, others = group.split(P2PMeshError)
+                if ours is None or others is not None:
+                    raise
+                failure = first_error(ours)
+            attempt = await self._wait_for_next(failure)
+            request_id = self._ingress.new_request_id()
+
+    async def _attempt(self, attempt: recovery.Attempt, request_id: bytes) -> AsyncGenerator[GenerationEvent, None]:
+        """What one driver adds to the answer."""
+        self._reached = Reached.NOBODY
+        self._seen = self._ingress.board.changes.count
+        router = self._ingress.router
+        route = await router.find(self._request.model, request_id, self._avoided, may_repeat=attempt.may_repeat)
+        self._reached = Reached.DRIVER
+        self._avoided.add(route)
+        is_first = not self._machine.is_stalled
+        request = self._journal.next_request(request_id)
+        async with router.generate(route, request, is_first=is_first) as events:
+            async for event in events:
+                for given in self._take(event):
+                    yield given
+
+    def _take(self, event: GenerationEvent) -> tuple[GenerationEvent, ...]:
+        given = self._journal.take(event)
+        if isinstance(event, GenerationStarted):
+            self._reached = Reached.ADMISSION
+        is_progress = isinstance(event, GenerationFinished) or (isinstance(event, GenerationDelta) and event.tokens)
+        if is_progress and self._machine.is_stalled:
+            self._note_recovered()
+        return () if given is None else (given,)
+
+    def _note_recovered(self) -> None:
+        now = self._ingress.clock.now()
+        cause = self._machine.cause
+        assert cause is not None
+        if self._journal.has_started:
+            self._ingress.tell_recovered(self._request, self._journal, cause, now - self._machine.stalled_at)
+        self._machine.handle(recovery.TokenGiven(), now)
+
+    async def _wait_for_next(self, error: P2PMeshError) -> recovery.Attempt:
+        """The next attempt once it is due; raises when there is none."""
+        event: recovery.Event = AttemptFailed(error.code, error.message, self._reached)
+        while True:
+            for effect in self._machine.handle(event, self._ingress.clock.now()):
+                if isinstance(effect, recovery.Attempt):
+                    return effect
+                raise error if effect.text == error.message else Refused(effect.code, effect.text)
+            deadline = self._machine.deadline()
+            assert deadline is not None
+            event = recovery.DeadlinePassed()
+            wait_s = max(0, deadline - self._ingress.clock.now()) / MICROS_PER_SECOND
+            with trio.move_on_after(wait_s):
+                self._seen = await self._ingress.board.changes.wait_beyond(self._seen)
+                event = recovery.RoutesChanged()
