@@ -1,7 +1,7 @@
 """Whether a lossy wire dtype may be used for a model: measured figures in, verdicts and clearances out.
 
 Owns the judgement and what a certificate means. Measuring is ``app.certify_wire``'s, the file is the adapters', the
-refusal to launch is ``core.placement``'s. Nothing here is decided by the name of a family alone: a certificate belongs
+refusal to launch is ``core.planning``'s. Nothing here is decided by the name of a family alone: a certificate belongs
 to the digest of one model, and what others reviewed (``ReviewedRecord``) only to a model of the same shape.
 
 The yardstick is the *floor*: what noise no larger than f16's rounding does to the same rows. The kernels behind a

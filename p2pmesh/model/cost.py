@@ -31,6 +31,8 @@ _CELL_GRANULE = 256
 _LIVE_ROWS_OF_WIDTH = 4
 """Activations of one layer that are alive at the same time: residual, normed input, a projection, its sum."""
 _SMALL_BUFFERS_BYTES = MIB // 16
+_EXPERTS = "_exps."
+"""In the names of tensors that hold all experts of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +277,21 @@ def planning_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> Plannin
         stage_bytes=stage,
         whole_saving_bytes=sum(per_layer) + first + last + stage - whole,
     )
+
+
+def decode_reads(index: GgufIndex) -> tuple[tuple[int, ...], int]:
+    """Bytes of weights that one decoded token reads, by layer, and of the output head; of experts only those in use.
+
+    The time of a step of one sequence is about these bytes over the memory bandwidth that a peer reaches.
+    """
+    model = measure_model(index)
+    experts, used = index.number("expert_count") or 0, _largest(index, "expert_used_count")
+    idle = [0] * index.layer_count
+    for tensor in index.tensors if 0 < used < experts else ():
+        parts = layer_of_tensor(tensor.name)
+        if parts is not None and parts[0] < len(idle) and _EXPERTS in tensor.name:
+            idle[parts[0]] += tensor.size_bytes * (experts - used) // experts
+    return tuple(all_ - unread for all_, unread in zip(model.layer_bytes, idle, strict=True)), model.output_bytes
 
 
 def _empty_embedding_bytes(hidden_size: int) -> int:

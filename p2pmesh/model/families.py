@@ -190,6 +190,22 @@ def is_range_permitted(index: GgufIndex, layers: LayerRange) -> bool:
     return cut_refusal(index, layers) is None
 
 
+def forbidden_ranges(index: GgufIndex, cuts: tuple[int, ...]) -> frozenset[LayerRange]:
+    """Ranges between ``cuts`` that cannot be stages, although a cut may stand at either end; the whole is not one."""
+    count = index.layer_count
+    if not cuts or not _has_range_rules(index):
+        return frozenset()
+    bounds = (0, *cuts, count)
+    ranges = (LayerRange(start, end) for at, start in enumerate(bounds) for end in bounds[at + 1 :])
+    return frozenset(layers for layers in ranges if len(layers) < count and _range_refusal(index, layers) is not None)
+
+
+def _has_range_rules(index: GgufIndex) -> bool:
+    """Whether what lies in a range matters, beside where it begins and ends: most families need not look at each."""
+    rules = rules_of(index.architecture)
+    return bool(rules.special_counts or any(window_pattern(index)) or any(layers_of_states(index)))
+
+
 def check_range(index: GgufIndex, layers: LayerRange) -> None:
     """Raises ``ConfigError(CUT_UNSUPPORTED)`` with the reason unless ``layers`` can be a stage."""
     reason = cut_refusal(index, layers)

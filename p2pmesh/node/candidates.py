@@ -11,7 +11,7 @@ import trio
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
-from p2pmesh.core.placement import CandidatePeer
+from p2pmesh.core.planning.request import PlanningPeer
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.clock import Clock
 
@@ -28,11 +28,22 @@ class Candidates:
         self._clock = clock
         self._tried: dict[PeerId, Micros] = {}
 
-    def admitted(self) -> tuple[CandidatePeer, ...]:
-        """What the connected peers offer, of those that the trust policy admits (a claim may have run out)."""
+    def admitted(self, digest: str) -> tuple[PlanningPeer, ...]:
+        """What the connected peers offer, of those that the trust policy admits (a claim may have run out).
+
+        ``digest`` names the model to place: who has it on disk need not fetch it.
+        """
         trust = self._overlay.trust
         trusted = trust.admitted(self._overlay.admitted_announcements())
-        return tuple(CandidatePeer(PeerId(a.peer_id), a.free_bytes, trust.rank(a)) for a in trusted)
+        return tuple(
+            PlanningPeer(
+                PeerId(a.peer_id),
+                a.free_bytes,
+                trust.rank(a),
+                has_model=any(held.digest == digest for held in a.on_disk),
+            )
+            for a in trusted
+        )
 
     async def meet(self) -> bool:
         """Says hello to known peers that offer memory, preferred and larger ones first; whether any was admitted."""

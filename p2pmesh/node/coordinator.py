@@ -1,6 +1,6 @@
 """The coordinator of one model: waits for peers, plans, puts a run into effect, and replaces it when it breaks.
 
-One run's life is ``core.coordination.RunMachine``; the decision where layers go is ``core.placement``. The stages of
+One run's life is ``core.coordination.RunMachine``; the decision where layers go is ``core.planning``'s. The stages of
 this node are held as those of any other peer, only without a stream in between.
 """
 
@@ -15,18 +15,12 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavai
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
-from p2pmesh.core.placement import (
-    CandidatePeer,
-    Placement,
-    PlacementCost,
-    PlacementRefusal,
-    PlacementRequest,
-    PlannedStage,
-    plan_placement,
-)
+from p2pmesh.core.planning.bytes import planning_model
+from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, PlannedStage
+from p2pmesh.core.planning.planner import plan_placement
+from p2pmesh.core.planning.request import PlanningModel, PlanningPeer, PlanRequest
 from p2pmesh.core.wire_certificate import WireClearance
-from p2pmesh.model.cost import planning_bytes
-from p2pmesh.model.families import check_range, is_range_permitted, permitted_cuts
+from p2pmesh.model.families import check_range, permitted_cuts
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
@@ -89,7 +83,7 @@ class Coordinator:
         self._model = model
         self._options = options
         self._report = report
-        self._cost = _placement_cost(model, options)
+        self._planning_model = _planning_model(model, options)
         self._candidates = Candidates(parts.overlay, parts.clock)
         self.run: Run | None = None
 
@@ -117,7 +111,7 @@ class Coordinator:
             seen = self._parts.overlay.board.changes.count
             planned = plan_placement(self._request())
             if isinstance(planned, Placement):
-                self._report("placement", {"model": self._model.name, "stages": _listed(planned)})
+                self._report("placement", describe_placement(self._model.name, planned))
                 return planned
             if not planned.could_peers_help:
                 raise _refused(self._model, planned)
@@ -130,11 +124,12 @@ class Coordinator:
                 await self._parts.overlay.board.changes.wait_beyond(seen)
             await trio.sleep(PEERS_SETTLE_S)
 
-    def _request(self) -> PlacementRequest:
-        overlay = self._parts.overlay
-        own = CandidatePeer(overlay.own_peer, self._parts.stages.free_bytes)
-        others, links = self._candidates.admitted(), self._parts.links.matrix()
-        return PlacementRequest(self._cost, own, others, self._options.stage_count, links)
+    def _request(self) -> PlanRequest:
+        own_peer = self._parts.overlay.own_peer
+        own = PlanningPeer(own_peer, self._parts.stages.free_bytes, has_model=True)
+        peers = (own, *self._candidates.admitted(self._model.digest))
+        links = self._parts.links.matrix()
+        return PlanRequest(self._planning_model, peers, own_peer, self._options.stage_count, links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,31 +326,30 @@ def _ranges(placement: Placement) -> list[dict[str, object]]:
     return [{"peer_id": stage.peer_id, "layers": [stage.layers.start, stage.layers.end]} for stage in placement.stages]
 
 
-def _listed(placement: Placement) -> list[dict[str, object]]:
-    return [
+def describe_placement(model: str, placement: Placement) -> dict[str, object]:
+    """As event fields: the stages, and what a step is predicted to take."""
+    stages = [
         {**ranges, "needed_bytes": stage.needed_bytes, "free_bytes": stage.free_bytes}
         for ranges, stage in zip(_ranges(placement), placement.stages, strict=True)
     ]
+    estimate = placement.estimate
+    return {
+        "model": model,
+        "stages": stages,
+        "predicted_tpot_us": estimate.tpot_us,
+        "estimated_decode_network_ms_per_token": estimate.estimated_decode_network_ms_per_token,
+        "decode_tpot_target_met": estimate.decode_tpot_target_met,
+    }
 
 
 def _refused(model: ModelFile, refusal: PlacementRefusal) -> P2PMeshError:
     return Refused(ErrorCode.PLACEMENT_REFUSED, f"{model.name} cannot be placed: {refusal.text}")
 
 
-def _placement_cost(model: ModelFile, options: ServingOptions) -> PlacementCost:
+def _planning_model(model: ModelFile, options: ServingOptions) -> PlanningModel:
     """The planner's view of a model at this context and these lanes; explicit cuts leave it no others."""
-    needed = planning_bytes(model.index, options.context_tokens, options.lanes)
-    return PlacementCost(
-        layer_bytes=needed.layer_bytes,
-        first_bytes=needed.first_bytes,
-        last_bytes=needed.last_bytes,
-        stage_bytes=needed.stage_bytes,
-        cuts=options.cuts or permitted_cuts(model.index),
-        is_permitted=lambda layers: is_range_permitted(model.index, layers),
-        whole_saves_bytes=needed.whole_saving_bytes,
-        wire_cuts=options.clearance.cuts,
-        wire_reason=options.clearance.reason,
-    )
+    shape = (options.context_tokens, options.lanes)
+    return planning_model(model.index, [shape], options.cuts, options.wire_dtype, options.clearance)
 
 
 def check_split(model: ModelFile, options: ServingOptions) -> None:

@@ -2,7 +2,7 @@
 
 Runs ``LinksMachine``: round trips come from the pings of the connections that stand, throughput from transfers of stage
 files and from short probes. What an announcement holds is ``wire.announcement``'s; what a link costs a placement is
-``core.placement``'s.
+``core.planning``'s.
 """
 
 from collections.abc import Callable

@@ -5,13 +5,9 @@ from functools import partial
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.limits import DEFAULT_LANES
-from p2pmesh.core.placement import (
-    CandidatePeer,
-    PlacementCost,
-    PlacementRefusal,
-    PlacementRequest,
-    plan_placement,
-)
+from p2pmesh.core.planning.outcome import PlacementRefusal
+from p2pmesh.core.planning.planner import plan_placement
+from p2pmesh.core.planning.request import PlanningModel, PlanningPeer, PlanRequest, ShapeBytes
 from p2pmesh.sim.peer import SimPeer, Surroundings, number_of, peer_id_of
 from p2pmesh.sim.run import RunListener, RunTexture, SimRun
 from p2pmesh.sim.scenario import SECOND_US, ModelLoad
@@ -104,19 +100,20 @@ class SimCoordinator:
         self._sequences = [sequence for sequence in self._sequences if not sequence.machine.is_over]
         return found
 
-    def _request(self) -> PlacementRequest:
+    def _request(self) -> PlanRequest:
         model: ModelLoad = self._texture.model
-        cost = PlacementCost(
-            (model.layer_bytes,) * model.layers, model.layer_bytes, model.layer_bytes, model.layer_bytes // 4,
-            tuple(range(1, model.layers)),
-        )  # fmt: skip
+        shape = ShapeBytes(
+            (model.layer_bytes,) * model.layers, model.layer_bytes, model.layer_bytes, model.layer_bytes // 4
+        )
         others = tuple(
-            CandidatePeer(peer_id, said.free_bytes)
+            PlanningPeer(peer_id, said.free_bytes)
             for peer_id in self._home.admission.admitted()
             if (said := self._home.membership.find(peer_id)) is not None and number_of(peer_id) not in self._blamed
         )
-        coordinator = CandidatePeer(peer_id_of(self._home.number), self._home.traits.free_bytes)
-        return PlacementRequest(cost, coordinator, others, model.stage_count)
+        home = peer_id_of(self._home.number)
+        peers = (PlanningPeer(home, self._home.traits.free_bytes), *others)
+        planning = PlanningModel((shape,), tuple(range(1, model.layers)))
+        return PlanRequest(planning, peers, home, model.stage_count)
 
     def _plan_later(self) -> None:
         self._world.scheduler.after(BACK_OFF_US, self.plan)

@@ -9,7 +9,7 @@ from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
-from p2pmesh.core.placement import Placement
+from p2pmesh.core.planning.outcome import Placement
 from p2pmesh.sim.chance import Chance
 from p2pmesh.sim.peer import Character, SimPeer, Surroundings, number_of, peer_id_of
 from p2pmesh.sim.runner import MachineRunner

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.cost import (
     cache_cells,
+    decode_reads,
     kv_bytes_per_token,
     measure_model,
     planning_bytes,
@@ -18,7 +19,7 @@ from p2pmesh.model.cost import (
 )
 from p2pmesh.model.gguf import GgufIndex, read_index
 from tests.fakes.memory_source import MemorySource
-from tests.fakes.tiny_gguf import tiny_gemma3, tiny_llama
+from tests.fakes.tiny_gguf import encode_gguf, number, text, tiny_gemma3, tiny_llama, zero_tensor
 from tests.model.stages import stage_of
 
 MODELS = {"llama": tiny_llama(), "untied": tiny_llama(is_tied=False), "gemma3": tiny_gemma3()}
@@ -111,3 +112,27 @@ def test_all_tensors_are_charged_to_some_part() -> None:
     charged = sum(model.layer_bytes) + model.embedding_bytes + model.output_bytes + model.shared_bytes
     assert charged == sum(tensor.size_bytes for tensor in index.tensors)
     assert not model.is_tied
+
+
+def test_a_token_reads_all_weights_of_a_dense_layer_and_the_output_head() -> None:
+    model = measure_model(index_of(MODELS["untied"]))
+    assert decode_reads(index_of(MODELS["untied"])) == (model.layer_bytes, model.output_bytes)
+
+
+def test_a_token_reads_only_the_experts_in_use() -> None:
+    keys = [
+        text("general.architecture", "llama"),
+        number("llama.block_count", 1),
+        number("llama.embedding_length", 32),
+        number("llama.attention.head_count", 4),
+        number("llama.expert_count", 8),
+        number("llama.expert_used_count", 2),
+    ]
+    tensors = [
+        zero_tensor("token_embd.weight", (32, 8)),
+        zero_tensor("blk.0.attn_norm.weight", (32,)),
+        zero_tensor("blk.0.ffn_up_exps.weight", (32, 16, 8)),
+    ]
+    reads, output = decode_reads(index_of(encode_gguf(keys, tensors)))
+    assert reads == (32 * 4 + 32 * 16 * 2 * 4,)
+    assert output == 32 * 8 * 4

@@ -230,3 +230,13 @@ def test_a_model_without_attention_is_served() -> None:
     index = index_of(encode_gguf(keys, tensors))
     families.check_model(index)
     assert families.permitted_cuts(index) == (1,)
+
+
+@pytest.mark.parametrize("index", [index_of(tiny_llama()), index_of(tiny_gemma3())], ids=["llama", "gemma3"])
+def test_forbidden_ranges_are_those_between_permitted_cuts_that_cannot_be_stages(index: GgufIndex) -> None:
+    cuts = families.permitted_cuts(index)
+    bounds = (0, *cuts, index.layer_count)
+    ranges = [LayerRange(start, end) for start in bounds for end in bounds if start < end]
+    wrong = {layers for layers in ranges if not families.is_range_permitted(index, layers)}
+    assert families.forbidden_ranges(index, cuts) == wrong
+    assert families.forbidden_ranges(index, ()) == frozenset()

@@ -1,0 +1,72 @@
+"""Stages that are up stay where they are; only what is missing is placed, each gap on one peer.
+
+For a family whose states cannot move, and for the replacement of a stage that was lost. What fits no gap is
+``planner``'s to plan anew.
+"""
+
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.base.quantities import format_size
+from p2pmesh.core.planning.outcome import Placement, PlacementReason, PlacementRefusal, PlannedStage
+from p2pmesh.core.planning.pricing import Prices
+from p2pmesh.core.planning.refusing import unused_peers
+from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
+
+
+def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
+    """A placement of ``request.kept`` and, for each gap between them, the peer that makes the shortest step.
+
+    Kept stages of peers that are not among ``request.peers`` are gaps. The shape is the least. A refusal names the
+    first gap that no peer holds.
+    """
+    here = {peer.peer_id for peer in request.peers}
+    stages = sorted((stage for stage in request.kept if stage.peer_id in here), key=lambda stage: stage.layers)
+    prices = Prices(request)
+    shape = request.model.least
+    for gap in _gaps([stage.layers for stage in stages], request.model.layer_count):
+        fitting = _fitting(request, stages, gap)
+        if not fitting:
+            text = (
+                f"layers {gap} need {format_size(shape.bytes_of(gap))} on one peer beside the stages that are up, and "
+                "none has room; start a peer"
+            )
+            return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, True, unused_peers(request, stages))
+        options = [_with_stage(request, stages, gap, peer) for peer in fitting]
+        ranked = [(prices.estimate(option).tpot_us + _penalty_us(prices, option), option) for option in options]
+        stages = min(ranked, key=lambda item: (item[0], [stage.peer_id for stage in item[1]]))[1]
+    placed = tuple(stages)
+    return Placement(
+        placed, shape.context_tokens, shape.lanes, prices.estimate(placed), (), unused_peers(request, placed)
+    )
+
+
+def _gaps(held: list[LayerRange], layer_count: int) -> list[LayerRange]:
+    starts = (0, *(layers.end for layers in held))
+    ends = (*(layers.start for layers in held), layer_count)
+    return [LayerRange(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+def _fitting(request: PlanRequest, stages: list[PlannedStage], gap: LayerRange) -> list[PlanningPeer]:
+    model = request.model
+    is_range = gap not in model.forbidden and {gap.start, gap.end} <= {0, *model.cuts, model.layer_count}
+    taken = {stage.peer_id for stage in stages}
+    needed = model.least.bytes_of(gap)
+    return [
+        peer
+        for peer in request.peers
+        if is_range
+        and peer.peer_id not in taken
+        and needed <= request.usable_bytes(peer)
+        and (peer.most_layers is None or len(gap) <= peer.most_layers)
+    ]
+
+
+def _with_stage(
+    request: PlanRequest, stages: list[PlannedStage], gap: LayerRange, peer: PlanningPeer
+) -> list[PlannedStage]:
+    stage = PlannedStage(peer.peer_id, gap, request.model.least.bytes_of(gap), peer.offered_bytes)
+    return sorted((*stages, stage), key=lambda stage: stage.layers)
+
+
+def _penalty_us(prices: Prices, stages: list[PlannedStage]) -> int:
+    peers = [stage.peer_id for stage in stages]
+    return sum(prices.penalty_us(peer, peers[(at + 1) % len(peers)]) for at, peer in enumerate(peers))

@@ -1,0 +1,88 @@
+"""What a decoded token costs: the only place that knows.
+
+``TPOT = Σ stage compute + Σ one-way latencies round the ring + transfers + overhead``. With direct return there are as
+many hops as stages; two stages return along the chain, which is the same hop. Compute is what the stage's weights take
+to be read at the peer's measured speed. The read of the KV cache is left out: it grows with each sequence.
+"""
+
+from collections.abc import Sequence
+from statistics import median_low
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core.planning.outcome import PlannedStage, StepEstimate
+from p2pmesh.core.planning.request import DEFAULT_DECODE_BYTES_PER_S, PlanningPeer, PlanRequest
+
+SLOWEST_BYTES_PER_S = 1000
+"""A peer counts as no slower than this, so that the time of any model stays a number of 64 bits."""
+
+
+class Prices:
+    """Times of stages and hops between the peers of one request; an unknown speed is the median of the known."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._peers = {peer.peer_id: peer for peer in request.peers}
+        known = sorted(peer.decode_bytes_per_s for peer in self._peers.values() if peer.decode_bytes_per_s > 0)
+        self._neutral = median_low(known) if known else DEFAULT_DECODE_BYTES_PER_S
+
+    def speed_of(self, peer: PlanningPeer) -> int:
+        """Bytes of weights that the peer reads in a second."""
+        return max(SLOWEST_BYTES_PER_S, peer.decode_bytes_per_s) if peer.decode_bytes_per_s > 0 else self._neutral
+
+    def one_way_us(self, one: PeerId, other: PeerId) -> int:
+        """Latency from one peer to another."""
+        return self._request.links.one_way_us(one, other)
+
+    def transfer_us(self, one: PeerId, other: PeerId) -> int:
+        """What the bytes of a token's activation add; 0 where the throughput is unknown."""
+        link = self._request.links.between(one, other)
+        rate = link.throughput_bytes_per_s if link is not None and one != other else 0
+        return self._request.model.activation_bytes * MICROS_PER_SECOND // rate if rate else 0
+
+    def penalty_us(self, one: PeerId, other: PeerId) -> int:
+        """What a hop counts for beyond its time when placements are compared."""
+        link = self._request.links.between(one, other)
+        ends = (self._peers.get(one), self._peers.get(other))
+        is_hidden = all(end is not None and end.is_behind_nat for end in ends)
+        is_relayed = is_hidden if link is None else link.is_relayed
+        return self._request.policy.relay_penalty_us if is_relayed and one != other else 0
+
+    def hop_us(self, one: PeerId, other: PeerId) -> int:
+        """What a hop that carries but a token counts for when placements are compared."""
+        return self.one_way_us(one, other) + self.penalty_us(one, other) + self.hop_overhead_us
+
+    @property
+    def hop_overhead_us(self) -> int:
+        """Of each hop, beside the network."""
+        return self._request.policy.hop_overhead_us
+
+    def overhead_us(self, stages: int) -> int:
+        """Of a step through so many stages."""
+        return self._request.policy.step_overhead_us + (stages * self.hop_overhead_us if stages > 1 else 0)
+
+    def estimate(self, stages: Sequence[PlannedStage]) -> StepEstimate:
+        """The prediction for a placement. The last hop carries but a token."""
+        peers = [stage.peer_id for stage in stages]
+        hops = [(peer, peers[(at + 1) % len(peers)]) for at, peer in enumerate(peers)]
+        latencies = [self.one_way_us(*hop) for hop in hops]
+        return StepEstimate(
+            compute_us=sum(self._compute_us(stage) for stage in stages),
+            network_us=sum(latencies),
+            transfer_us=sum(self.transfer_us(*hop) for hop in hops[:-1]),
+            overhead_us=self.overhead_us(len(stages)),
+            max_hop_us=max(latencies),
+            stage_count=len(stages),
+            target_us=self._request.target_us,
+        )
+
+    def _compute_us(self, stage: PlannedStage) -> int:
+        model = self._request.model
+        reads = sum(model.reads[stage.layers.start : stage.layers.end])
+        reads += model.output_reads * stage.layers.is_last(model.layer_count)
+        return compute_us(reads, self.speed_of(self._peers[stage.peer_id]))
+
+
+def compute_us(read_bytes: int, bytes_per_s: int) -> int:
+    """Time to read so many bytes of weights once."""
+    return read_bytes * MICROS_PER_SECOND // bytes_per_s
