@@ -276,6 +276,7 @@ async def test_those_that_wait_for_a_dial_fail_with_it_unless_they_know_other_ad
         assert dialled == [other.peer]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reach)
+            await trio.lowlevel.checkpoint()  # the turn is its own: trio starts tasks of one moment in any order
             nursery.start_soon(reach, ("/ip4/127.0.0.1/tcp/9",))
         assert dialled == [other.peer] * 3
         assert failures == [ErrorCode.PEER_UNREACHABLE] * 7
