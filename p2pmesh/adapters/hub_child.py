@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from p2pmesh.adapters.range_download import (
     DigestMismatch,
@@ -156,18 +157,50 @@ def _range_opener(job: Mapping[str, Any], name: str) -> Callable[[int, int], Any
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # public, by a lazy import
 
-    url = hf_hub_url(job["repository"], name, revision=job["commit"], endpoint=job["endpoint"])
+    address = hf_hub_url(job["repository"], name, revision=job["commit"], endpoint=job["endpoint"])
     # bytes as they are: a range of a compressed file would be something else
     headers = {**build_hf_headers(), "accept-encoding": "identity"}
+    place = _Place(address, address)
 
     @contextmanager
     def open_range(start: int, end: int) -> Iterator[RangeResponse]:
-        ranged = {**headers, "range": f"bytes={start}-{end - 1}"}
-        with _translated(job, name):
-            with get_session().stream("GET", url, headers=ranged, timeout=job["timeout_s"]) as response:
-                yield _Answer(_checked_start(response), response, lambda: _translated(job, name))
+        asked = place.current
+        ranged = {**place.headers_for(asked, headers), "range": f"bytes={start}-{end - 1}"}
+        with _translated(job, name), place.kept():
+            with get_session().stream("GET", asked, headers=ranged, timeout=job["timeout_s"]) as response:
+                if response.status_code >= 400 and asked != address:
+                    raise Passing(f"where the hub has {name}, the answer is {response.status_code}")
+                begin = _checked_start(response)
+                place.current = str(response.url)
+                yield _Answer(begin, response, lambda: _translated(job, name))
 
     return open_range
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the bytes of a file lie: at the hub, until it has sent us elsewhere, as it does for large files.
+
+    Asking there saves the hub a question for each range. Such an address ends some time; after any failure the hub is
+    asked again.
+    """
+
+    hub: str
+    current: str
+
+    def headers_for(self, asked: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """``headers``, without our token for any other host than the hub."""
+        is_hub = urlsplit(asked).netloc == urlsplit(self.hub).netloc
+        return {name: value for name, value in headers.items() if is_hub or name.lower() != "authorization"}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The address stays as long as nothing goes wrong within."""
+        try:
+            yield
+        except BaseException:
+            self.current = self.hub
+            raise
 
 
 @dataclass(frozen=True, slots=True)

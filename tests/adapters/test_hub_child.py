@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from p2pmesh.adapters.hub_child import Failed, do_job
+from p2pmesh.adapters.hub_child import Failed, _Place, do_job
 from p2pmesh.adapters.range_download import fetched_bytes
 from p2pmesh.base.errors import ErrorCode
 from tests.fakes.hub_server import COMMIT, FakeHub, serving_hub
 
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # read when the library is imported, by the first job
 
-BYTES = random.Random(3).randbytes(300_000)
+BYTES = random.Random(3).randbytes(250_000)
 REPOSITORY = "org/repo"
 FILE = "Model-Q4_K_M.gguf"
 
@@ -36,6 +36,17 @@ def do(hub: FakeHub, **job: Any) -> dict[str, Any]:
 def fetch(hub: FakeHub, folder: Path, digest: str | None = None, **changed: Any) -> None:
     files = [[FILE, len(BYTES), digest]]
     do(hub, job="fetch", commit=COMMIT, folder=str(folder), files=files, connections=1, **changed)
+
+
+def add_big(hub: FakeHub) -> bytes:
+    """A file of four requests."""
+    big = random.Random(4).randbytes(1_000_000)
+    hub.add(REPOSITORY, **{"Model-Q4_K_M__gguf": big})
+    return big
+
+
+def fetch_big(hub: FakeHub, folder: Path) -> None:
+    do(hub, job="fetch", commit=COMMIT, folder=str(folder), files=[[FILE, 1_000_000, None]], connections=1)
 
 
 def test_only_gguf_files_are_listed_with_what_the_hub_tells(hub: FakeHub) -> None:
@@ -59,6 +70,29 @@ def test_ten_cuts_cost_no_byte_twice(hub: FakeHub, tmp_path: Path) -> None:
     fetch(hub, tmp_path)
     assert (tmp_path / FILE).read_bytes() == BYTES
     assert hub.sent_bytes == len(BYTES)
+
+
+def test_the_address_of_the_bytes_is_asked_of_the_hub_once(hub: FakeHub, tmp_path: Path) -> None:
+    big = add_big(hub)
+    fetch_big(hub, tmp_path)
+    assert (tmp_path / FILE).read_bytes() == big
+    assert len(hub.ranges) == 4
+    assert [path.startswith("/cdn/") for path in hub.asked] == [False, True, True, True, True]
+
+
+def test_an_address_that_ends_is_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:
+    big = add_big(hub)
+    hub.statuses = [None, None, 403]
+    fetch_big(hub, tmp_path)
+    assert (tmp_path / FILE).read_bytes() == big
+    assert [path.startswith("/cdn/") for path in hub.asked] == [False, True, True, True, False, True, True]
+
+
+def test_the_token_is_for_the_hub_alone() -> None:
+    place = _Place("https://hub.example/a/resolve/b/c", "https://hub.example/a/resolve/b/c")
+    headers = {"authorization": "Bearer secret", "user-agent": "x"}
+    assert place.headers_for("https://hub.example/cdn/c", headers) == headers
+    assert place.headers_for("https://cdn.example/c?signature=1", headers) == {"user-agent": "x"}
 
 
 def test_a_server_that_falls_silent_is_given_up_and_what_came_stays(hub: FakeHub, tmp_path: Path) -> None:

@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 from p2pmesh.adapters import range_download
 from p2pmesh.adapters.file_claims import claimed_alone
 from p2pmesh.adapters.range_download import (
+    LEAST_ASKED_BYTES,
     DigestMismatch,
     Passing,
     Patience,
     Wanted,
+    asked_bytes,
     download,
     fetched_bytes,
 )
+from p2pmesh.base.quantities import MIB
 
 DATA = random.Random(5).randbytes(40_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -91,6 +94,33 @@ def test_a_file_comes_over_several_connections(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == DATA
     assert sorted(server.asked) == [(0, 10_000), (10_000, 20_000), (20_000, 30_000), (30_000, 40_000)]
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_all_connections_together_ask_for_a_hundredth_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_download, "LEAST_RANGE_BYTES", 16 * MIB)
+    for size_bytes in (64 * MIB, 250 * MIB, 250 * MIB + 1, 40_000 * MIB):
+        for connections in (1, 3, 4, 16, 99):
+            number = min(connections, 16, size_bytes // (16 * MIB))
+            asked = asked_bytes(size_bytes, connections)
+            assert asked * number < size_bytes / 100 + number or asked == LEAST_ASKED_BYTES
+    assert asked_bytes(1, 4) == LEAST_ASKED_BYTES
+
+
+def test_a_range_is_asked_for_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_download, "LEAST_ASKED_BYTES", 8_000)
+    server = Server(cuts=[8_000, 1_000])
+    fetch(tmp_path / "f", server, connections=2)
+    assert (tmp_path / "f").read_bytes() == DATA
+    ends = [end for start, end in sorted(server.asked)]
+    assert all(end - start <= 8_000 for start, end in server.asked)
+    assert {20_000, 40_000} <= set(ends)
+
+
+def test_a_server_without_ranges_is_not_asked_for_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_download, "LEAST_ASKED_BYTES", 8_000)
+    server = Server(knows_ranges=False)
+    assert fetch(tmp_path / "f", server, connections=1).total == len(DATA)
+    assert server.asked == [(0, 8_000)]
 
 
 def test_a_cut_connection_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def test_a_pull_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
             children = children_of(pull.pid)
             pull.kill()
         assert wait_until(lambda: not any(is_running(child) for child in children), READY_S)
-        before = fetched_bytes(path, len(data))
+        before, asked = fetched_bytes(path, len(data)), len(hub.ranges)
         hub.gate.set()
         assert run_command("models", "pull", "org/big", "--hub-endpoint", hub.url, home=tmp_path).returncode == 0
-        assert hub.ranges[-1] == f"bytes={before}-{len(data) - 1}"
+        assert hub.ranges[asked].startswith(f"bytes={before}-")
     assert path.read_bytes() == data
 
 

@@ -9,8 +9,9 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -29,8 +30,8 @@ class FakeHub:
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     commit: str = COMMIT
     url: str = ""
-    statuses: list[int] = field(default_factory=list)
-    """Answered to the next requests for files' bytes instead."""
+    statuses: list[int | None] = field(default_factory=list)
+    """Answered to the next requests for files' bytes instead; ``None`` for one that goes well."""
     api_status: int | None = None
     error_code: str | None = None
     cut_after: list[int] = field(default_factory=list)
@@ -41,12 +42,27 @@ class FakeHub:
     """Each connection stops after its first piece until this is set."""
     has_sent: threading.Event = field(default_factory=threading.Event)
     sent_bytes: int = 0
+    watched_bytes: int | None = None
+    """``has_reached`` is set when so many bytes were sent."""
+    has_reached: threading.Event = field(default_factory=threading.Event)
     ranges: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
     def add(self, repository: str, **files: bytes) -> None:
         """A repository with these files (``__`` in a name stands for a dot)."""
         self.files[repository] = {name.replace("__", "."): data for name, data in files.items()}
+
+    def watch(self, sent_bytes: int) -> threading.Event:
+        """An event that is set when so many bytes were sent in all."""
+        self.has_reached, self.watched_bytes = threading.Event(), sent_bytes
+        return self.has_reached
+
+    def note_sent(self, count: int) -> None:
+        """So many bytes more; the server's lock is held."""
+        self.sent_bytes += count
+        self.has_sent.set()
+        if self.watched_bytes is not None and self.sent_bytes >= self.watched_bytes:
+            self.has_reached.set()
 
 
 @contextmanager
@@ -65,6 +81,11 @@ def serving_hub() -> Iterator[FakeHub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@lru_cache(maxsize=64)
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 class _HubServer(ThreadingHTTPServer):
@@ -88,6 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         pass
+
+    def handle(self) -> None:
+        with suppress(ConnectionResetError):  # a client that was killed
+            super().handle()
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -131,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(200, {"id": repository, "sha": self._hub.commit, "siblings": siblings})
 
     def _sibling(self, name: str, data: bytes) -> dict[str, Any]:
-        digest = "0" * 64 if self._hub.lies_about_digest else hashlib.sha256(data).hexdigest()
+        digest = "0" * 64 if self._hub.lies_about_digest else _digest(data)
         lfs = {"sha256": digest, "size": len(data), "pointerSize": 130}
         return {"rfilename": name, "size": len(data), "blobId": digest[:40], "lfs": lfs}
 
@@ -166,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
         else:
             self.send_response(200)
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("ETag", f'"{_digest(data)}"')
         self.send_header("Content-Length", str(end - start))
         self.end_headers()
         self._send_pieces(data[start:end], cut)
@@ -177,8 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             piece = data[offset : min(limit, offset + _PIECE_BYTES)]
             self.wfile.write(piece)
             with self.server.lock:
-                self._hub.sent_bytes += len(piece)
-            self._hub.has_sent.set()
+                self._hub.note_sent(len(piece))
             gate = self._hub.gate
             if gate is not None:
                 gate.wait(GATE_TIMEOUT_S)
