@@ -44,16 +44,21 @@ def _create(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb", buffering=0)
 
 
+def _open_partial(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
+
+
 def _free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The two things about a disk that a test cannot provoke: a failing write and how much is free."""
+    """What a test cannot provoke of a disk: failing writes, to new files and partial ones, and how much is free."""
 
     create: Callable[[Path], BinaryIO] = _create
     free_bytes: Callable[[Path], int] = _free_bytes
+    open_partial: Callable[[Path], BinaryIO] = _open_partial
 
 
 class OpenSource(Protocol):

@@ -11,15 +11,18 @@ Layout::
     HOME/cache/hub/…                files fetched from the hub (``hub_cache``)
     HOME/cache/models/<name>.gguf   models joined from the parts that pip installs
     HOME/cache/stages/<digest>.gguf stages cut here or received, named by their sha256
+    HOME/cache/partial/…            stages that are being received (``partial_files``)
+    HOME/cache/pieces/<digest>      hashes of their pieces (``piece_lists``)
     HOME/cache/quarantine/…         damaged files that were put aside (``quarantine``)
     HOME/cache/ledger.json          digests and cuts remembered
 
-Quota: before a stage is written, the least recently used ones go until the new one fits into ``quota_bytes`` and onto
-the disk. A stage handed out stays until each of its holders has called ``release``; while all are held the cache may be
-larger than its quota.
+Quota: before a stage is written, what broken transfers left goes, then the least recently used stages, until the new
+one fits into ``quota_bytes`` and onto the disk. A stage handed out stays until each of its holders has called
+``release``; while all are held the cache may be larger than its quota.
 """
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -37,23 +40,29 @@ from p2pmesh.adapters.model_names import ModelNames, NamedModel, shown
 from p2pmesh.adapters.model_packages import PackagedModel, installed_models
 from p2pmesh.adapters.model_source import PartsSource, open_model, paths_of_model, stamp_of_model
 from p2pmesh.adapters.package_files import PackageSource, is_package, usable_manifest
+from p2pmesh.adapters.partial_files import PartialFile, PartialFiles
+from p2pmesh.adapters.piece_lists import PieceLists
+from p2pmesh.adapters.quarantine import put_aside
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
-from p2pmesh.base.quantities import GIB
+from p2pmesh.base.quantities import GIB, KIB
 from p2pmesh.model.cost import sequence_bytes
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
 from p2pmesh.model.shards import check_not_a_part
 from p2pmesh.model.stage_file import STAGE_FORMAT, plan_stage_file
-from p2pmesh.ports.models import ArtifactWriter, ModelFile, StageArtifact
+from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
+from p2pmesh.wire.pieces import PieceHasher, PieceList
 
 DEFAULT_QUOTA_BYTES = 64 * GIB
 
 _MAX_INDEXES = 16
 _MAX_MODELS = 64
 _WORKERS = 2
+_PORTION_BYTES = 256 * KIB
+"""What is read at a time to be sent: little enough that a slow link takes it within any deadline."""
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -139,13 +148,18 @@ class DiskModelStore:
         joined = cache_directory / "models"
         self.hub_cache = hub_cache if hub_cache is not None else HubCache(cache_directory / "hub")
         self._names = ModelNames(models_directory, joined, packages, self.hub_cache, hub_hosts)
+        self._cache = cache_directory
         self._stages = cache_directory / "stages"
+        partial, pieces = cache_directory / "partial", cache_directory / "pieces"
         self._quota_bytes = quota_bytes
         self._disk = disk if disk is not None else files.Disk()
         with files.translated(f"cannot use {cache_directory}"):
-            for directory in (models_directory, cache_directory, joined, self._stages):
+            for directory in (models_directory, cache_directory, joined, self._stages, partial, pieces):
                 directory.mkdir(parents=True, exist_ok=True)
                 files.remove_leftovers(directory)
+        self._pieces = PieceLists(pieces)
+        self._partial = PartialFiles(partial, self._disk)
+        self._partial.tidy()
         self._ledger = ModelLedger(cache_directory / "ledger.json")
         self._indexes: dict[tuple[Path, files.FileStamp], GgufIndex] = {}
         self._models: dict[Digest, ModelFile] = {}
@@ -244,38 +258,50 @@ class DiskModelStore:
         """The file's tensors, and what its own layers keep of all sequences."""
         return await self._run(lambda: _stage_memory_bytes(Path(artifact.path), context_tokens, lanes))
 
-    def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
-        """Receives a stage; at a clean exit it is checked, kept and held once, otherwise nothing stays.
-
-        Raises ``RemoteProtocolError(ARTIFACT_CORRUPT)`` for impossible announcements, missing bytes and wrong ones,
-        ``Refused(DISK_FULL)``.
-        """
-        return self._receiving(digest, size_bytes)
-
-    async def read_artifact(
-        self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]
-    ) -> None:
-        """Streams an artifact's bytes from ``offset`` into ``sink``, in pieces of at most 1 MiB.
+    async def piece_list(self, artifact: StageArtifact) -> PieceList:
+        """The hashes of an artifact's pieces; reads the whole file unless it was cut or received here.
 
         Raises ``Refused(ARTIFACT_UNKNOWN)`` if the file is gone or another one.
         """
-        if not 0 <= offset <= artifact.size_bytes:
-            raise Refused(ErrorCode.REQUEST_INVALID, f"the file has {artifact.size_bytes} bytes, so none at {offset}")
-        gone = Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage {artifact.digest[:12]} is no longer on this disk")
+        known = await self._run(lambda: self._pieces.find(artifact.digest, artifact.size_bytes))
+        if known is not None:
+            return known
+        async with self._locks.holding(f"pieces:{artifact.digest}"):
+            return await self._run(lambda: self._make_piece_list(artifact))
+
+    def receive_artifact(self, digest: Digest, pieces: PieceList) -> AbstractAsyncContextManager[ArtifactReception]:
+        """Receives a file in pieces; at a clean exit it is checked, kept and held once, otherwise its pieces stay.
+
+        Raises ``RemoteProtocolError(ARTIFACT_CORRUPT)`` for impossible announcements, missing pieces and a whole of
+        another digest, ``Refused(DISK_FULL)``.
+        """
+        return self._receiving(digest, pieces)
+
+    async def read_artifact(
+        self, artifact: StageArtifact, offset: int, size_bytes: int, sink: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Streams ``size_bytes`` of an artifact from ``offset`` into ``sink``, in portions of at most 256 KiB.
+
+        Raises ``Refused(ARTIFACT_UNKNOWN)`` if the file is gone or another one.
+        """
+        end = offset + size_bytes
+        if not 0 <= offset <= end <= artifact.size_bytes:
+            text = f"the file has {artifact.size_bytes} bytes, so not {size_bytes} from {offset} on"
+            raise Refused(ErrorCode.REQUEST_INVALID, text)
         try:
             source = await self._run(lambda: open_model(Path(artifact.path)))
         except ConfigError as error:
-            raise gone from error
+            raise _gone(artifact) from error
         with source:
             if source.size_bytes != artifact.size_bytes:
-                raise gone
-            while offset < artifact.size_bytes:
-                count = min(files.PIECE_BYTES, artifact.size_bytes - offset)
-                piece = await self._run(partial(source.read_at, offset, count))
-                if not piece:
-                    raise gone
-                await sink(piece)
-                offset += len(piece)
+                raise _gone(artifact)
+            while offset < end:
+                count = min(_PORTION_BYTES, end - offset)
+                portion = await self._run(partial(source.read_at, offset, count))
+                if not portion:
+                    raise _gone(artifact)
+                await sink(portion)
+                offset += len(portion)
 
     # --- blocking parts of resolve
 
@@ -399,12 +425,15 @@ class DiskModelStore:
         with self._open(Path(model.path)) as source:
             self._require_same(source, model)
             self._make_room(plan.size_bytes)
+            hasher = PieceHasher(plan.size_bytes)
             with files.pending_file(self._stages, self._disk) as pending:
-                for piece in files.segment_pieces(source, plan.segments, trio.from_thread.check_cancelled):
-                    pending.write(piece)
+                for portion in files.segment_pieces(source, plan.segments, trio.from_thread.check_cancelled):
+                    pending.write(portion)
+                    hasher.update(portion)
                 if source.has_changed():
                     raise _changed(model)
                 artifact = self._keep(pending)
+        self._pieces.keep(artifact.digest, hasher.finish())
         self._ledger.remember_cut(key, artifact.digest)
         return artifact
 
@@ -427,17 +456,19 @@ class DiskModelStore:
             raise _changed(model)
 
     def _keep(self, pending: files.PendingFile) -> StageArtifact:
-        """Gives a whole stage its name, and its receiver or cutter a hold on it."""
-        digest = pending.digest
+        """Gives a whole stage its name, and its cutter a hold on it."""
+        return self._keep_as(pending.digest, pending)
+
+    def _keep_as(self, digest: Digest, written: files.PendingFile | PartialFile) -> StageArtifact:
         path = self._stages / f"{digest}.gguf"
         with self._room:
-            stamp = pending.commit(path)
+            stamp = written.commit(path)
             self._holds.take(digest, path)
         self._ledger.remember_digest(path, stamp, digest)
         return StageArtifact(str(path), digest, stamp.size_bytes)
 
     def _kept_artifact(self, digest: Digest) -> StageArtifact | None:
-        """The stage of this digest, held, if it stands in the cache undamaged; a damaged one is removed."""
+        """The stage of this digest, held, if it stands in the cache undamaged; a damaged one is put aside."""
         path = self._stages / f"{digest}.gguf"
         with self._room:
             self._holds.take(digest, path)  # first, so that it is not evicted while it is checked
@@ -447,6 +478,8 @@ class DiskModelStore:
         finally:
             if artifact is None:
                 self._holds.drop(digest)
+        if artifact is None and path.exists():
+            self._put_aside(path)
         return artifact
 
     def _checked_artifact(self, digest: Digest, path: Path) -> StageArtifact | None:
@@ -455,10 +488,35 @@ class DiskModelStore:
                 if self._digest_of(source) == digest:
                     return StageArtifact(str(path), digest, source.size_bytes)
         except ConfigError:
-            return None  # it is not there
-        path.unlink(missing_ok=True)
-        self._ledger.forget(path)
+            pass  # it is not there, or cannot be read
         return None
+
+    def _put_aside(self, path: Path) -> None:
+        """A damaged file is for people to look at; where it cannot be moved it is of no use where it is."""
+        self._ledger.forget(path)
+        with contextlib.suppress(ConfigError, Refused):
+            if put_aside(path, self._cache) is not None:
+                return
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def _make_piece_list(self, artifact: StageArtifact) -> PieceList:
+        known = self._pieces.find(artifact.digest, artifact.size_bytes)
+        if known is not None:
+            return known
+        hasher, digest = PieceHasher(artifact.size_bytes), hashlib.sha256()
+        try:
+            with open_model(Path(artifact.path)) as source:
+                for portion in files.read_pieces(source, 0, artifact.size_bytes, trio.from_thread.check_cancelled):
+                    hasher.update(portion)
+                    digest.update(portion)
+        except ConfigError as error:
+            raise _gone(artifact) from error
+        if digest.hexdigest() != artifact.digest:
+            raise _gone(artifact)
+        pieces = hasher.finish()
+        self._pieces.keep(artifact.digest, pieces)
+        return pieces
 
     def _artifact_or_model(self, digest: Digest) -> StageArtifact | None:
         model = self._unchanged_model(digest)
@@ -468,13 +526,21 @@ class DiskModelStore:
         return self._kept_artifact(digest)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Evicts unheld stages until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if the disk has no room."""
+        """Removes what is in nobody's use until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if there is no room.
+
+        What broken transfers left goes first, then stages by their last use.
+        """
         with self._room, files.translated(f"cannot use {self._stages}"):
+            partial_files = self._partial.entries()
             stages = self._ledger.by_use(list(self._stages.glob("*.gguf")))
-            used_bytes = sum(path.stat().st_size for path in stages)
+            used_bytes = self._partial.size_bytes() + sum(path.stat().st_size for path in stages)
+            for entry in partial_files:
+                if self._fits(used_bytes, size_bytes):
+                    break
+                used_bytes -= entry.size_bytes
+                self._partial.remove(entry.digest)
             for path in stages:
-                fits_quota = used_bytes + size_bytes <= self._quota_bytes
-                if fits_quota and self._disk.free_bytes(self._stages) >= size_bytes:
+                if self._fits(used_bytes, size_bytes):
                     break
                 if Digest(path.stem) in self._holds:
                     continue
@@ -483,30 +549,61 @@ class DiskModelStore:
                 self._ledger.forget(path)
         files.require_free(self._stages, size_bytes, self._disk)
 
+    def _fits(self, used_bytes: int, size_bytes: int) -> bool:
+        fits_quota = used_bytes + size_bytes <= self._quota_bytes
+        return fits_quota and self._disk.free_bytes(self._stages) >= size_bytes
+
     # --- receiving
 
     @asynccontextmanager
-    async def _receiving(self, digest: Digest, size_bytes: int) -> AsyncIterator[ArtifactWriter]:
+    async def _receiving(self, digest: Digest, pieces: PieceList) -> AsyncIterator[ArtifactReception]:
+        size_bytes = pieces.size_bytes
         if not is_digest(digest) or not 0 < size_bytes <= limits.MAX_ARTIFACT_BYTES:
             raise RemoteProtocolError(
                 ErrorCode.ARTIFACT_CORRUPT, f"no stage has {size_bytes} bytes and the digest {digest[:64]!r}"
             )
-        pending = await self._run(lambda: self._start_receiving(size_bytes))
-        try:
-            yield _Receiver(pending, size_bytes, self._run)
-            if pending.written_bytes != size_bytes or pending.digest != digest:
-                raise RemoteProtocolError(
-                    ErrorCode.ARTIFACT_CORRUPT,
-                    f"received {pending.written_bytes} of {size_bytes} bytes with the digest {pending.digest[:12]} "
-                    f"instead of {digest[:12]}: fetch the stage again",
-                )
-            await self._run(lambda: self._keep(pending))
-        finally:
-            pending.discard()
+        async with self._locks.holding(f"receive:{digest}"):
+            received = await self._run(lambda: self._start_receiving(digest, pieces))
+            try:
+                yield _Reception(received, self._run)
+                await self._run(lambda: self._keep_received(digest, pieces, received))
+            finally:
+                received.close()
 
-    def _start_receiving(self, size_bytes: int) -> files.PendingFile:
-        self._make_room(size_bytes)
-        return files.PendingFile(self._stages, self._disk)
+    def _start_receiving(self, digest: Digest, pieces: PieceList) -> PartialFile:
+        self._partial.tidy()
+        received = self._partial.open(digest, pieces, trio.from_thread.check_cancelled)
+        try:
+            self._make_room(received.missing_bytes)  # once it is open: what is open stays
+        except BaseException:
+            received.close()
+            raise
+        return received
+
+    def _keep_received(self, digest: Digest, pieces: PieceList, received: PartialFile) -> None:
+        self._keep_as(digest, received)
+        self._pieces.keep(digest, pieces)
+
+
+class _Reception:
+    """``ArtifactReception`` over a partial file; one piece is written at a time."""
+
+    __slots__ = ("_lock", "_received", "_run")
+
+    def __init__(self, received: PartialFile, run: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        self._received = received
+        self._run = run
+        self._lock = trio.Lock()
+
+    @property
+    def have(self) -> tuple[int, ...]:
+        """Pieces that are here already."""
+        return self._received.have
+
+    async def write_piece(self, piece: int, data: bytes) -> None:
+        """Keeps a piece whose hash is right; nothing for one that is here. ``Refused(DISK_FULL)``."""
+        async with self._lock:
+            await self._run(lambda: self._received.write(piece, data))
 
 
 def _stage_memory_bytes(path: Path, context_tokens: int, lanes: int) -> int:
@@ -517,27 +614,6 @@ def _stage_memory_bytes(path: Path, context_tokens: int, lanes: int) -> int:
         except RemoteProtocolError as error:
             raise ConfigError(error.code, f"a stage file cannot be used: {error.message}") from error
     return sum(tensor.size_bytes for tensor in index.tensors) + kept
-
-
-class _Receiver:
-    """``ArtifactWriter`` over a pending file."""
-
-    __slots__ = ("_pending", "_run", "_size_bytes")
-
-    def __init__(
-        self, pending: files.PendingFile, size_bytes: int, run: Callable[[Callable[[], None]], Awaitable[None]]
-    ) -> None:
-        self._pending = pending
-        self._size_bytes = size_bytes
-        self._run = run
-
-    async def write(self, data: bytes) -> None:
-        """Appends; ``Refused(DISK_FULL)``, ``RemoteProtocolError(ARTIFACT_CORRUPT)`` beyond the announced size."""
-        if self._pending.written_bytes + len(data) > self._size_bytes:
-            raise RemoteProtocolError(
-                ErrorCode.ARTIFACT_CORRUPT, f"more bytes came than the {self._size_bytes} that were announced"
-            )
-        await self._run(lambda: self._pending.write(data))
 
 
 def _read_model(source: files.OpenSource) -> GgufIndex:
@@ -577,6 +653,10 @@ def _has_size(path: Path, size_bytes: int) -> bool:
             return source.size_bytes == size_bytes
     except ConfigError:
         return False
+
+
+def _gone(artifact: StageArtifact) -> Refused:
+    return Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage {artifact.digest[:12]} is no longer on this disk")
 
 
 def _changed(model: ModelFile) -> ConfigError:

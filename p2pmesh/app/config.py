@@ -24,6 +24,8 @@ from p2pmesh.base.limits import (
     MAX_STAGES,
     MAX_VERSION_BYTES,
 )
+from p2pmesh.base.quantities import GIB, MIB
+from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import WireDtype
@@ -35,6 +37,8 @@ DEFAULT_CONSOLE_PORT = 3131
 MIN_CONTEXT_TOKENS = 64
 MAX_CONTEXT_TOKENS = 16_777_216
 MAX_PORT = 65_535
+DEFAULT_CACHE_QUOTA_BYTES = 64 * GIB
+MIN_CACHE_QUOTA_BYTES = MIB
 
 
 class LogFormat(StrEnum):
@@ -75,7 +79,8 @@ class UpOptions:
     ``split`` is the exact number of stages, None for as few as fit; ``cuts`` are the layers where stages after the
     first begin, empty for the planner's choice. ``max_memory_bytes`` None means what the machine has, 0 a node that
     holds no stage. ``trust_policy`` None is that of the trust store, ``owner_key`` None the keystore in the home.
-    ``models`` are references as typed, resolved by the model store.
+    ``models`` are references as typed, resolved by the model store. ``artifact_transfer`` None is the default of the
+    kind of mesh.
     """
 
     home: Path
@@ -101,6 +106,8 @@ class UpOptions:
     is_tracing_gossip: bool = False
     hub_endpoint: str | None = None
     is_offline: bool = False
+    artifact_transfer: ArtifactTransfer | None = None
+    cache_quota_bytes: int = DEFAULT_CACHE_QUOTA_BYTES
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -121,6 +128,8 @@ class UpOptions:
             raise _invalid(f"--port and --console-port are both {self.port}; choose two different ones")
         _check_memory(self)
         _check_name(self.name)
+        if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
+            raise _invalid("--cache-quota must be at least 1MiB")
         for model in self.models:
             if not model:
                 raise _invalid("--model is empty; give a path or a name that `p2pmesh models list` shows")

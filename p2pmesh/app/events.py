@@ -38,6 +38,8 @@ class EventName(StrEnum):
     PLACEMENT = "placement"
     WAITING_FOR_PEERS = "waiting_for_peers"
     STAGE_LOADING = "stage_loading"
+    STAGE_FETCHED = "stage_fetched"
+    ARTIFACT_SOURCE_DROPPED = "artifact_source_dropped"
     STAGE_READY = "stage_ready"
     STAGE_FAILED = "stage_failed"
     PIPELINE_READY = "pipeline_ready"

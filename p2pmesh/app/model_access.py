@@ -15,7 +15,7 @@ from p2pmesh.adapters.hub import Hub, TransferProgress, hub_settings
 from p2pmesh.adapters.hub_cache import FetchedModel, HubCache, shared_cache_root
 from p2pmesh.adapters.model_files import FileSource, digest_of
 from p2pmesh.adapters.model_names import NamedModel
-from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.model_store import DEFAULT_QUOTA_BYTES, DiskModelStore
 from p2pmesh.adapters.quarantine import put_aside
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.model.reference import HUB_SCHEME, HubReference
@@ -90,11 +90,18 @@ def named_fetched(model: FetchedModel) -> NamedModel:
     return NamedModel(model.name, model.paths[0], source=model.source)
 
 
-def open_access(home: Path, hub_endpoint: str | None = None, is_offline: bool = False) -> ModelAccess:
+def open_access(
+    home: Path,
+    hub_endpoint: str | None = None,
+    is_offline: bool = False,
+    quota_bytes: int = DEFAULT_QUOTA_BYTES,
+) -> ModelAccess:
     """The models of ``home``, with the hub that was typed, or that the environment names."""
     settings = hub_settings(hub_endpoint, is_offline, os.environ)
     cache = HubCache(home / "cache" / "hub", shared_cache_root(os.environ))
-    store = DiskModelStore(home / "models", home / "cache", hub_cache=cache, hub_hosts=settings.hosts())
+    store = DiskModelStore(
+        home / "models", home / "cache", quota_bytes=quota_bytes, hub_cache=cache, hub_hosts=settings.hosts()
+    )
     return ModelAccess(store, Hub(cache, settings))
 
 

@@ -60,15 +60,16 @@ def remove_model(options: ModelsOptions, reference: str) -> dict[str, Any]:
 
 
 def prune(options: ModelsOptions) -> dict[str, Any]:
-    """Removes half downloads, files of commits that a newer one replaced, stage files and joined packages that no node
-    holds, and quarantined files."""
+    """Removes half downloads, files of commits that a newer one replaced, stage files, half received ones and joined
+    packages that no node holds, and quarantined files."""
     access = options.open()
     cache = options.home / "cache"
     stages = sorted((cache / "stages").glob("*.gguf"))
     joined = sorted((cache / "models").glob("*.gguf"))
     quarantined = sorted((cache / QUARANTINE).glob("*"))
     hub = access.hub.cache
-    removal = _remove((*hub.leftovers(), *hub.superseded(), *stages, *joined, *quarantined))
+    partial = sorted((cache / "partial").glob("*"))
+    removal = _remove((*hub.leftovers(), *hub.superseded(), *stages, *partial, *joined, *quarantined))
     return removal.facts()
 
 

@@ -48,6 +48,7 @@ from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_NAME_BYTES
 from p2pmesh.base.quantities import format_size, micros
+from p2pmesh.core.artifact_policy import default_transfer
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.gossip_trace import TracedNetwork
@@ -75,7 +76,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
     if options.invite is not None:
         read_invite(options.invite)  # before a home is made for it
     with hold_home(options.home) as home:
-        models = open_access(home, options.hub_endpoint, options.is_offline)
+        models = open_access(home, options.hub_endpoint, options.is_offline, options.cache_quota_bytes)
         models.check(_references(options))
         owned = _ownership_options(options)
         check_owner_key(owned, emit, is_key_named=options.owner_key is not None)
@@ -200,6 +201,7 @@ class _Command:
             membership=self._standing.membership,
             founding=self._standing.founding,
             engine=ENGINE_KIND,
+            artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=False),
         )
         return Node(parts, settings, self._report)
 

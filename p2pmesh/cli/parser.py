@@ -11,6 +11,7 @@ from pathlib import Path
 from p2pmesh import __version__
 from p2pmesh.app.config import (
     DEFAULT_API_PORT,
+    DEFAULT_CACHE_QUOTA_BYTES,
     DEFAULT_CONSOLE_PORT,
     PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
@@ -28,6 +29,7 @@ from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
+from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
@@ -81,6 +83,9 @@ def _add_up(commands: Commands) -> None:
     add("--owner-key", metavar="FILE", help="the owner key that renews this node's claim (default: in the home)")
     add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
     add_hub_options(up)
+    modes = [item.value for item in ArtifactTransfer]
+    add("--artifact-transfer", choices=modes, help="whom model files go to and come from (default: open)")
+    add("--cache-quota", metavar="SIZE", type=_size, default=DEFAULT_CACHE_QUOTA_BYTES, help="disk for stage files")
     add("--trace-gossip", action="store_true", help="tell of each gossip message, for measurements")
     add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
 
@@ -186,6 +191,8 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         passphrase_file=args.passphrase_file,
         hub_endpoint=args.hub_endpoint,
         is_offline=args.offline,
+        artifact_transfer=None if args.artifact_transfer is None else ArtifactTransfer(args.artifact_transfer),
+        cache_quota_bytes=args.cache_quota,
     )
 
 

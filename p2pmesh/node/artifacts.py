@@ -1,116 +1,364 @@
-"""Stage files between peers: serving ours, fetching theirs, both streamed and checked by digest."""
+"""Files between peers: giving ours, fetching theirs, with whom the operator's mode and our own runs allow.
 
-from collections.abc import Awaitable, Callable
+Owns who may have what, and the bounds of giving. How a file comes from several sources is ``node.transfer``'s, where
+they are found ``node.artifact_sources``', files on disk the store's.
+"""
 
-from p2pmesh.base.errors import ErrorCode, Refused, RemoteProtocolError
-from p2pmesh.base.ids import Digest, PeerId
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.base.limits import MAX_ARTIFACT_CHUNK_BYTES
+from p2pmesh.core.artifact_policy import ArtifactTransfer, may_exchange
+from p2pmesh.core.transfer import Cause
+from p2pmesh.node.artifact_sources import ArtifactSources, FileOrigin, FindProviders, WantedFile
 from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.transfer import CHUNK_TIMEOUT_S, Found, NoteTransfer, Transfer, TransferCounts, TransferParts
 from p2pmesh.ports.clock import Clock
-from p2pmesh.ports.models import ArtifactWriter, ModelStore, StageArtifact
-from p2pmesh.wire.control import ArtifactChunk, FetchArtifact
+from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
+from p2pmesh.wire.control import ArtifactChunk, Done, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.pieces import PieceList, checked_piece_list, single_piece_list
 
-CHUNK_TIMEOUT_S = 30.0
+MAX_TRANSFERS = 4
+"""Files on their way here at a time; each holds a few pieces in memory."""
+MAX_GIVEN = 16
+MAX_GIVEN_TO_A_PEER = 4
+MAX_HERE = 32
+SEARCH_ABOVE_BYTES = 8 * 1024 * 1024
+"""A smaller file comes from whoever named it sooner than others are found."""
+TELL_EVERY_S = 1.0
+TELL_AGAIN_S = 20.0
+"""Also while nothing new has come: whoever waits for the file must not take us for dead."""
+
 Progress = Callable[[int], Awaitable[None]]
-"""Called with the bytes that have arrived so far."""
-NoteTransfer = Callable[[PeerId, int, int], None]
-"""Called with a peer, bytes that came from it, and the microseconds that they took."""
+"""Called with the bytes that are here so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactPorts:
+    """What files between peers stand on."""
+
+    store: ModelStore
+    clock: Clock
+    note_transfer: NoteTransfer
+    report: Report
+
+
+@dataclass(slots=True)
+class Grants:
+    """What the rest of the node knows: whom a run of ours gives which file, and which models are here whole."""
+
+    is_granted: Callable[[Digest, PeerId], bool] = field(default=lambda digest, peer: False)
+    find_model: Callable[[Digest], ModelFile | None] = field(default=lambda digest: None)
 
 
 class Artifacts:
-    """Serves stage files that were cut here, and fetches those of others."""
+    """All files that this node gives and fetches."""
 
-    def __init__(self, overlay: Overlay, store: ModelStore, clock: Clock, note_transfer: NoteTransfer) -> None:
+    def __init__(self, overlay: Overlay, ports: ArtifactPorts, mode: ArtifactTransfer) -> None:
         self._overlay = overlay
-        self._store = store
-        self._clock = clock
-        self._note_transfer = note_transfer
+        self._store = ports.store
+        self._ports = ports
+        self.mode = mode
+        self.grants = Grants()
+        self._sources = ArtifactSources(overlay, self.may_exchange)
+        self._counts = TransferCounts()
+        self._given_bytes = 0
+        self._giving: Counter[PeerId] = Counter()
+        self._turns: dict[Digest, tuple[trio.Lock, int]] = {}
+        self._room = trio.CapacityLimiter(MAX_TRANSFERS)
+        self._cutting = trio.CapacityLimiter(1)
+        self._under_way: dict[Digest, Transfer] = {}
+        self._here: dict[Digest, None] = {}
         overlay.serve_exchange(FetchArtifact, self._serve)
+        overlay.serve_exchange(FetchPieceList, self._serve_piece_list)
+        overlay.serve_exchange(PrepareArtifact, self._prepare)
+
+    def search_by(self, find_providers: FindProviders) -> None:
+        """How the holders of a digest are found."""
+        self._sources.find_providers = find_providers
+
+    # --- what others here ask
+
+    def may_exchange(self, peer: PeerId) -> bool:
+        """Whether the operator lets files go to this peer and come from it."""
+        trust, board = self._overlay.trust, self._overlay.board
+        said = board.find(peer)
+        owned = trust.assess(peer, b"" if said is None else said.ownership)
+        own_owner = trust.assess(self._overlay.own_peer, board.own().ownership).owner_id
+        return may_exchange(self.mode, owned, trust.store, own_owner)
+
+    def held(self) -> tuple[Digest, ...]:
+        """Files that came or were cut lately, for those who search them; the newest first."""
+        return tuple(reversed(self._here)) if self.mode is not ArtifactTransfer.OFF else ()
+
+    def describe(self) -> dict[str, Any]:
+        """For the status."""
+        return {
+            "mode": self.mode.value,
+            "fetched_bytes": self._counts.fetched_bytes + sum(t.counts.fetched_bytes for t in self._under_way.values()),
+            "resumed_bytes": self._counts.resumed_bytes,
+            "wasted_bytes": self._counts.wasted_bytes + sum(t.counts.wasted_bytes for t in self._under_way.values()),
+            "given_bytes": self._given_bytes,
+            "under_way": [
+                {"digest": digest, "done_bytes": one.done_bytes, "sources": one.source_count}
+                for digest, one in self._under_way.items()
+            ],
+        }
+
+    # --- fetching
 
     async def obtain(
-        self, digest: Digest, size_bytes: int, source: PeerId, addresses: tuple[str, ...], progress: Progress
-    ) -> StageArtifact:
-        """The artifact, from our disk or from ``source``; nothing of a broken transfer is kept.
+        self, wanted: WantedFile, origin: FileOrigin, progress: Progress
+    ) -> tuple[StageArtifact, TransferCounts]:
+        """The file, from our disk or from peers, and what it cost; pieces of a broken transfer wait for the next.
 
         The caller has one hold on it, to be released (see ``ModelStore``).
         """
-        found = await self._store.find_artifact(digest)
-        if found is not None:
-            return found
-        await self._fetch(digest, size_bytes, source, addresses, progress)
-        try:
-            found = await self._store.find_artifact(digest)
-        finally:
-            self._store.release(digest)  # the hold of having received it
+        async with self._turn(wanted.digest):
+            found = await self._store.find_artifact(wanted.digest)
+            if found is not None:
+                return found, TransferCounts()
+            async with self._room:
+                counts = await self._fetch(wanted, origin, progress)
+            try:
+                found = await self._store.find_artifact(wanted.digest)
+            finally:
+                self._store.release(wanted.digest)  # the hold of having received it
         if found is None:
-            raise Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage file {digest} vanished right after it was received")
-        return found
+            text = f"the file {wanted.digest} vanished right after it was received"
+            raise Refused(ErrorCode.ARTIFACT_UNKNOWN, text)
+        self._note_here(wanted.digest)
+        return found, counts
 
-    async def _fetch(
-        self, digest: Digest, size_bytes: int, source: PeerId, addresses: tuple[str, ...], progress: Progress
-    ) -> None:
-        """Takes a hold unless it raises: after the store's scope nothing here waits, so nothing can be cancelled."""
-        received_bytes = 0
-        timed = _Timed(progress, self._clock)
+    @asynccontextmanager
+    async def _turn(self, digest: Digest) -> AsyncIterator[None]:
+        """Two runs that want the same file fetch it once."""
+        lock, users = self._turns.get(digest, (trio.Lock(), 0))
+        self._turns[digest] = (lock, users + 1)
         try:
-            async with self._store.receive_artifact(digest, size_bytes) as writer:
-                stream = await self._overlay.open_exchange(source, FetchArtifact(digest, 0), addresses)
-                try:
-                    received_bytes = await _copy(stream, writer, timed.note)
-                    self._note_transfer(source, timed.size_bytes, timed.elapsed_us)
-                finally:
-                    await stream.reset()
+            async with lock:
+                yield
+        finally:
+            lock, users = self._turns.pop(digest)
+            if users > 1:
+                self._turns[digest] = (lock, users - 1)
+
+    async def _fetch(self, wanted: WantedFile, origin: FileOrigin, progress: Progress) -> TransferCounts:
+        """Takes a hold unless it raises: after the store's scope nothing here waits, so nothing can be cancelled."""
+        told = _Told(progress)
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(told.run)
+                counts = await self._receive(wanted, origin, told)
+                nursery.cancel_scope.cancel()
+        return counts
+
+    async def _receive(self, wanted: WantedFile, origin: FileOrigin, told: "_Told") -> TransferCounts:
+        pieces = await self._piece_list(wanted, origin)
+        seek = _Seeking(self._sources, wanted, origin)
+        parts = TransferParts(
+            self._overlay, self._ports.clock, self._ports.note_transfer, seek, _DropReport(wanted, self._ports.report)
+        )
+        counts = TransferCounts()
+        try:
+            async with self._store.receive_artifact(wanted.digest, pieces) as reception:
+                transfer = self._under_way[wanted.digest] = Transfer(parts, wanted, pieces, reception)
+                counts = transfer.counts
+                told.done_bytes = lambda: transfer.done_bytes
+                await transfer.run()
         except RemoteProtocolError as error:
-            # The size is what the coordinator said, the digest is what the source was asked for: bytes in full number
-            # that are not the digest's are the source's own doing, anything else may be the coordinator's.
-            if error.code is ErrorCode.ARTIFACT_CORRUPT and received_bytes == size_bytes:
-                error.culprit = source
+            if error.code is ErrorCode.ARTIFACT_CORRUPT and counts.fetched_bytes + counts.resumed_bytes == (
+                wanted.size_bytes
+            ):
+                error.culprit = origin.peer  # all pieces fit the list: whoever named both named what cannot be
             self._overlay.conduct.note_error(error)
             raise
+        finally:
+            self._under_way.pop(wanted.digest, None)
+            self._counts.add(counts)
+        return counts
+
+    async def _piece_list(self, wanted: WantedFile, origin: FileOrigin) -> PieceList:
+        """The list by which all else is checked, from whoever named the file, else from anyone who has it."""
+        single = single_piece_list(wanted.digest, wanted.size_bytes)
+        if single is not None:
+            if single.digest != wanted.pieces_digest:
+                error = RemoteProtocolError(
+                    ErrorCode.ARTIFACT_CORRUPT, "a file of one piece was named with another list"
+                )
+                error.culprit = origin.peer
+                self._overlay.conduct.note_error(error)
+                raise error
+            return single
+        try:
+            return await self._ask_piece_list(wanted, origin.peer, origin.addresses)
+        except P2PMeshError as error:
+            self._overlay.conduct.note_error(error)
+            others: list[tuple[PeerId, tuple[str, ...]]] = []
+
+            async def found(peer: PeerId, addresses: tuple[str, ...]) -> None:
+                others.append((peer, addresses))
+
+            await self._sources.find(wanted, origin, found)
+            for peer, addresses in others:
+                try:
+                    return await self._ask_piece_list(wanted, peer, addresses)
+                except P2PMeshError as other:
+                    self._overlay.conduct.note_error(other)
+            raise
+
+    async def _ask_piece_list(self, wanted: WantedFile, peer: PeerId, addresses: tuple[str, ...]) -> PieceList:
+        question = FetchPieceList(wanted.digest, wanted.pieces_digest)
+        length = 32 * -(-wanted.size_bytes // PieceList(wanted.size_bytes, b"").piece_bytes)
+        stream = await self._overlay.open_exchange(peer, question, addresses)
+        try:
+            hashes = bytearray()
+            while len(hashes) < length:
+                hashes += (await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)).data
+            return checked_piece_list(bytes(hashes), wanted.size_bytes, wanted.pieces_digest)
+        except RemoteProtocolError as error:
+            if error.code is ErrorCode.ARTIFACT_CORRUPT:
+                error.culprit = peer
+            raise
+        finally:
+            await stream.reset()
+
+    # --- giving
 
     async def _serve(self, stream: MessageStream, asked: FetchArtifact) -> None:
-        digest = Digest(asked.digest)
-        artifact = await self._store.find_artifact(digest)
-        if artifact is None:
-            raise Refused(ErrorCode.ARTIFACT_UNKNOWN, f"no stage file {asked.digest} here")
-
         async def send(data: bytes) -> None:
             await stream.send(ArtifactChunk(data), CHUNK_TIMEOUT_S)
+            self._given_bytes += len(data)
 
-        try:
-            await self._store.read_artifact(artifact, asked.offset, send)
-        finally:
-            self._store.release(digest)
-        await send(b"")
+        with self._counted(stream.remote_peer):
+            async with self._given(stream.remote_peer, asked.digest, asked.pieces_digest) as (artifact, _):
+                await self._store.read_artifact(artifact, asked.offset, asked.size_bytes, send)
         await stream.finish()
 
+    async def _serve_piece_list(self, stream: MessageStream, asked: FetchPieceList) -> None:
+        with self._counted(stream.remote_peer):
+            async with self._given(stream.remote_peer, asked.digest, asked.pieces_digest) as (_, pieces):
+                for start in range(0, len(pieces.hashes), MAX_ARTIFACT_CHUNK_BYTES):
+                    part = pieces.hashes[start : start + MAX_ARTIFACT_CHUNK_BYTES]
+                    await stream.send(ArtifactChunk(part), CHUNK_TIMEOUT_S)
+        await stream.finish()
 
-class _Timed:
-    """Bytes of a transfer after its first chunk, and the time from that to the last: without the round trip."""
+    async def _prepare(self, stream: MessageStream, asked: PrepareArtifact) -> None:
+        """Cuts a stage for another's run, where that is allowed; the quota may take it again at once."""
+        model = self.grants.find_model(Digest(asked.model_digest))
+        layers = LayerRange(asked.layer_start, asked.layer_end)
+        if model is None or layers.end > model.index.layer_count or not self.may_exchange(stream.remote_peer):
+            raise _unknown(asked.digest)
+        try:
+            self._cutting.acquire_nowait()
+        except trio.WouldBlock:
+            raise Refused(ErrorCode.OVERLOADED, "this peer cuts another file now; try again in a minute") from None
+        try:
+            artifact = await self._store.cut(model, layers)
+        finally:
+            self._cutting.release()
+        self._store.release(artifact.digest)
+        if artifact.digest != asked.digest:
+            raise _unknown(asked.digest)
+        self._note_here(artifact.digest)
+        await stream.send(Done())
+        await stream.finish()
 
-    def __init__(self, progress: Progress, clock: Clock) -> None:
+    @asynccontextmanager
+    async def _given(
+        self, peer: PeerId, asked: str, pieces_digest: str
+    ) -> AsyncIterator[tuple[StageArtifact, PieceList]]:
+        """A file that the peer may have, held; ``ARTIFACT_UNKNOWN`` for any other, without a word why."""
+        digest = Digest(asked)
+        if not self.grants.is_granted(digest, peer) and not self.may_exchange(peer):
+            raise _unknown(asked)
+        artifact = await self._store.find_artifact(digest)
+        if artifact is None:
+            self._here.pop(digest, None)
+            raise _unknown(asked)
+        try:
+            pieces = await self._store.piece_list(artifact)
+            if pieces.digest != pieces_digest:
+                raise _unknown(asked)
+            yield artifact, pieces
+        finally:
+            self._store.release(digest)
+
+    @contextmanager
+    def _counted(self, peer: PeerId) -> Iterator[None]:
+        """A few requests of a peer and of all are served at a time."""
+        if self._giving[peer] >= MAX_GIVEN_TO_A_PEER or self._giving.total() >= MAX_GIVEN:
+            raise Refused(ErrorCode.OVERLOADED, "this peer gives as many files as it can; try again in some seconds")
+        self._giving[peer] += 1
+        try:
+            yield
+        finally:
+            self._giving[peer] -= 1
+            if not self._giving[peer]:
+                del self._giving[peer]
+
+    def _note_here(self, digest: Digest) -> None:
+        self._here.pop(digest, None)
+        self._here[digest] = None
+        if len(self._here) > MAX_HERE:
+            del self._here[next(iter(self._here))]
+
+
+class _Seeking:
+    """The search of one transfer: first whoever named the file, then others, the small ones only if that failed."""
+
+    def __init__(self, sources: ArtifactSources, wanted: WantedFile, origin: FileOrigin) -> None:
+        self._sources = sources
+        self._wanted = wanted
+        self._origin = origin
+        self._is_first = True
+
+    async def __call__(self, found: Found) -> None:
+        await found(self._origin.peer, self._origin.addresses)
+        is_first, self._is_first = self._is_first, False
+        if not is_first or self._wanted.size_bytes > SEARCH_ABOVE_BYTES:
+            await self._sources.find(self._wanted, self._origin, found)
+
+
+class _DropReport:
+    """Tells the operator of sources that were left."""
+
+    def __init__(self, wanted: WantedFile, report: Report) -> None:
+        self._wanted = wanted
+        self._report = report
+
+    def __call__(self, peer: PeerId, cause: Cause) -> None:
+        fields = {"peer_id": peer, "digest": self._wanted.digest, "cause": cause.value}
+        self._report("artifact_source_dropped", fields)
+
+
+class _Told:
+    """Says how far a transfer is, when that changed and from time to time."""
+
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._clock = clock
-        self._first: tuple[int, int] | None = None
-        self.size_bytes = 0
-        self.elapsed_us = 0
+        self.done_bytes: Callable[[], int] = lambda: 0
 
-    async def note(self, received_bytes: int) -> None:
-        """In place of the progress that it passes on."""
-        now = self._clock.now()
-        if self._first is None:
-            self._first = (received_bytes, now)
-        self.size_bytes, self.elapsed_us = received_bytes - self._first[0], now - self._first[1]
-        await self._progress(received_bytes)
+    async def run(self) -> None:
+        """Until cancelled."""
+        told, told_at = -1, trio.current_time()
+        while True:
+            done = self.done_bytes()
+            if done != told or trio.current_time() - told_at >= TELL_AGAIN_S:
+                told, told_at = done, trio.current_time()
+                await self._progress(done)
+            await trio.sleep(TELL_EVERY_S)
 
 
-async def _copy(stream: MessageStream, writer: ArtifactWriter, progress: Progress) -> int:
-    """Every chunk up to the empty one; how many bytes they were."""
-    received_bytes = 0
-    while True:
-        chunk = await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)
-        if not chunk.data:
-            return received_bytes
-        await writer.write(chunk.data)
-        received_bytes += len(chunk.data)
-        await progress(received_bytes)
+def _unknown(digest: str) -> Refused:
+    return Refused(ErrorCode.ARTIFACT_UNKNOWN, f"there is no file {digest} to be had here")

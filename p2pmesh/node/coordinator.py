@@ -30,7 +30,7 @@ from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.node.stages import Stages
 from p2pmesh.ports.clock import Clock, Entropy
-from p2pmesh.ports.models import ModelFile, ModelStore
+from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
 from p2pmesh.wire.control import Done, LoadStage, ProbeResult, ProbeRun, PublishRun, StageEntry, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
@@ -270,7 +270,18 @@ class Run:
             context_tokens=self._options.context_tokens,
             lanes=self._options.lanes,
             wire_dtype=self._options.wire_dtype,
+            pieces_digest=await self._pieces_digest(planned, artifact),
         )
+
+    async def _pieces_digest(self, planned: PlannedStage, artifact: StageArtifact) -> Digest | None:
+        """Nobody fetches our own stage, which may be a whole model that would be read once more for it."""
+        if planned.peer_id == self._parts.overlay.own_peer:
+            return None
+        return (await self._parts.store.piece_list(artifact)).digest
+
+    def gives(self, digest: Digest, peer: PeerId) -> bool:
+        """Whether the peer needs this file for its stage."""
+        return digest in self._cut_digests and any(stage.peer_id == peer for stage in self.placement.stages)
 
     def _entry(self, stage: PlannedStage) -> StageEntry:
         board = self._parts.overlay.board

@@ -13,9 +13,10 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours, OwnLoad
-from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
 from p2pmesh.node.connections import Connections
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
 from p2pmesh.node.driver import Drivers
@@ -62,10 +63,11 @@ class Node:
         self.liveness = Liveness(self.overlay, ports, report)
         self._connections = Connections(self.overlay, ports)
         self._identity_guard = IdentityGuard(self.overlay, ports, report)
-        artifacts = Artifacts(self.overlay, parts.store, ports.clock, self.links.note_transfer)
+        artifact_ports = ArtifactPorts(parts.store, ports.clock, self.links.note_transfer, report)
+        self.artifacts = Artifacts(self.overlay, artifact_ports, settings.artifact_transfer)
         self.stages = Stages(
             self.overlay,
-            StageParts(parts.store, artifacts, parts.launcher, self.table, self.drivers),
+            StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers),
             settings.memory_bytes,
             report,
         )
@@ -73,7 +75,9 @@ class Node:
         self.records = Records(self.overlay, ports, self._held_files)
         self.router = Router(self.overlay, self.drivers, self.records.search_model)
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
-        self._resolved: dict[Digest, HeldModel] = {}
+        self._resolved: dict[Digest, ModelFile] = {}
+        self.artifacts.search_by(self.records.search_file)
+        self.artifacts.grants = Grants(self._is_granted, self._resolved.get)
         self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
         self.coordinators: list[Coordinator] = []
@@ -96,8 +100,9 @@ class Node:
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
         """Coordinates one model until cancelled; raises when it can never be placed."""
         check_split(model, options)
-        self._resolved[model.digest] = HeldModel(model.name, model.digest)
-        self.overlay.board.change_own(on_disk=tuple(self._resolved.values()))
+        self._resolved[model.digest] = model
+        on_disk = tuple(HeldModel(one.name, one.digest) for one in self._resolved.values())
+        self.overlay.board.change_own(on_disk=on_disk)
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links,
@@ -146,9 +151,16 @@ class Node:
         )
 
     def _held_files(self) -> tuple[Digest, ...]:
-        """Files that others can fetch here: whole models that we resolved, and the stages that we run."""
+        """Files that others can fetch here: whole models that we resolved, the stages that we run, what came lately."""
+        if self.artifacts.mode is ArtifactTransfer.OFF:
+            return ()
         stages = (Digest(run.load.artifact_digest) for run in self.table.runs())
-        return tuple(dict.fromkeys((*self._resolved, *stages)))
+        return tuple(dict.fromkeys((*self._resolved, *stages, *self.artifacts.held())))
+
+    def _is_granted(self, digest: Digest, peer: PeerId) -> bool:
+        """Whether a run that we coordinate gives the file to the peer."""
+        runs = (coordinator.run for coordinator in self.coordinators)
+        return any(run is not None and run.gives(digest, peer) for run in runs)
 
     def _read_load(self) -> OwnLoad:
         """Lanes of the runs that are driven here, and the speed of the fastest."""
@@ -190,7 +202,7 @@ class Node:
         return describe_node(
             self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates(),
             self.liveness,
-        )  # fmt: skip
+        ) | {"artifacts": self.artifacts.describe()}  # fmt: skip
 
     def change_trust(self, trust: TrustStore) -> None:
         """The operator trusts differently from now on."""

@@ -21,6 +21,7 @@ from p2pmesh.base.limits import (
     PROTOCOL_GENERATION,
 )
 from p2pmesh.core import admission, connections
+from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import Shown
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.core.standing import Founding, Membership
@@ -84,6 +85,7 @@ class OverlaySettings:
     founding: Founding | None = None
     engine: str = ""
     """What runs stages here, for the announcement."""
+    artifact_transfer: ArtifactTransfer = ArtifactTransfer.OPEN
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ SEARCH_AGAIN_S = 10.0
 PROVIDERS_MET = 4
 MEET_TIMEOUT_S = 5.0
 MAX_SEARCHES = 4
+MAX_FILE_PROVIDERS = 8
 MAX_SERVERS = 64
 SERVER_LIFE_S = 1800.0
 """So long a server that was admitted is worth dialling again for a lookup."""
@@ -134,6 +135,14 @@ class Records:
         return self._overlay.is_inbound(peer) and self._ports.network.path_of(peer) is PathKind.DIRECT
 
     # --- searching -----------------------------------------------------------------------
+    async def search_file(self, digest: Digest) -> tuple[Provider, ...]:
+        """Peers that say they hold the file, bounded in time and number; none of them is met."""
+        key = artifact_key(self._overlay.mesh_id, digest)
+        found: tuple[Provider, ...] = ()
+        with trio.move_on_after(SEARCH_TIMEOUT_S):
+            found = await self._ports.network.find_providers(key, MAX_FILE_PROVIDERS, SEARCH_TIMEOUT_S)
+        return found  # noqa: RET504 - a return inside the scope reads as the only way out
+
     async def search_model(self, name: str) -> bool:
         """Looks for drivers of a model outside the view and meets them; whether one announces it now.
 

@@ -14,6 +14,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refuse
 from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import format_size
 from p2pmesh.core.coordination import StageState
+from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
@@ -22,6 +23,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run_table import MAX_RUNS, RunTable
 from p2pmesh.node.stage_run import StageRun
+from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.engine import EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
 from p2pmesh.wire.control import LoadStage, StageStatus
@@ -131,7 +133,7 @@ class Stages:
                     self._parts.drivers.remove(driver, cause)
 
     async def _obtain(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
-        """The stage file: cut from a local model of the same digest, from the cache, or from the coordinator."""
+        """The stage file: cut from a local model of the same digest, from the cache, or from peers."""
         store = self._parts.store
         layers = _layers_of(load)
         model = await store.find_by_digest(Digest(load.model_digest), load.model_bytes)
@@ -140,15 +142,24 @@ class Stages:
             if artifact.digest == load.artifact_digest:
                 return artifact
             store.release(artifact.digest)
+        cached = await store.find_artifact(Digest(load.artifact_digest))
+        if cached is not None:
+            return cached
+        if load.pieces_digest is None:
+            raise Refused(
+                ErrorCode.ARTIFACT_UNKNOWN, "the stage file is not here, and its coordinator does not give it"
+            )
         self._report("stage_loading", _stage_fields(load) | {"bytes": load.artifact_bytes, "source": source})
 
         async def progress(done_bytes: int) -> None:
             await report_status(StageStatus(load.run_id, StageState.DOWNLOADING.value, done_bytes, load.artifact_bytes))
 
         addresses = next((s.addresses for s in load.stages if s.peer_id == source), ())
-        return await self._parts.artifacts.obtain(
-            Digest(load.artifact_digest), load.artifact_bytes, source, addresses, progress
-        )
+        wanted = WantedFile(Digest(load.artifact_digest), load.artifact_bytes, Digest(load.pieces_digest))
+        origin = FileOrigin(source, addresses, Digest(load.model_digest), layers)
+        artifact, counts = await self._parts.artifacts.obtain(wanted, origin, progress)
+        self._report("stage_fetched", _stage_fields(load) | _cost_of(counts))
+        return artifact
 
     @asynccontextmanager
     async def _reserve(self, needed_bytes: int) -> AsyncIterator[None]:
@@ -214,6 +225,15 @@ def _spec_of(load: LoadStage, artifact: StageArtifact) -> EngineSpec:
 
 def _status(load: LoadStage, state: StageState, fingerprint: str = "", exact_width: int = 0) -> StageStatus:
     return StageStatus(load.run_id, state.value, fingerprint=fingerprint, exact_width=exact_width)
+
+
+def _cost_of(counts: TransferCounts) -> dict[str, object]:
+    return {
+        "fetched_bytes": counts.fetched_bytes,
+        "resumed_bytes": counts.resumed_bytes,
+        "wasted_bytes": counts.wasted_bytes,
+        "sources": [{"peer_id": peer, "bytes": size_bytes} for peer, size_bytes in counts.sources.items()],
+    }
 
 
 def _stage_fields(load: LoadStage) -> dict[str, object]:

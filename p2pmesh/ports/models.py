@@ -7,6 +7,7 @@ from typing import Protocol
 
 from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.model.gguf import GgufIndex
+from p2pmesh.wire.pieces import PieceList
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,15 @@ class StageArtifact:
     size_bytes: int
 
 
-class ArtifactWriter(Protocol):
-    """A file that is being received; it appears under its name only when it is whole and its digest is right."""
+class ArtifactReception(Protocol):
+    """A file that is being received in pieces; it appears under its name only when it is whole and its digest right."""
 
-    async def write(self, data: bytes) -> None:
-        """Appends; ``Refused(DISK_FULL)``, ``RemoteProtocolError(ARTIFACT_CORRUPT)`` beyond the announced size."""
+    @property
+    def have(self) -> tuple[int, ...]:
+        """Pieces that are here already, from an earlier try; their hashes were checked."""
+
+    async def write_piece(self, piece: int, data: bytes) -> None:
+        """Keeps a piece whose hash is right; nothing for one that is here. ``Refused(DISK_FULL)``."""
 
 
 class ModelStore(Protocol):
@@ -76,13 +81,16 @@ class ModelStore(Protocol):
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         """Bytes of weights and KV cache that loading this file takes at the least; raises if it is no GGUF."""
 
-    def receive_artifact(self, digest: Digest, size_bytes: int) -> AbstractAsyncContextManager[ArtifactWriter]:
-        """Receives a stage; at a clean exit it is checked and kept, otherwise nothing stays.
+    async def piece_list(self, artifact: StageArtifact) -> PieceList:
+        """The hashes of an artifact's pieces; reads the whole file the first time."""
+
+    def receive_artifact(self, digest: Digest, pieces: PieceList) -> AbstractAsyncContextManager[ArtifactReception]:
+        """Receives a file; at a clean exit it is checked and kept, otherwise its pieces wait for another try.
 
         A clean exit takes a hold.
         """
 
     async def read_artifact(
-        self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]
+        self, artifact: StageArtifact, offset: int, size_bytes: int, sink: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Streams an artifact's bytes from ``offset`` into ``sink``, in pieces of at most 1 MiB."""
+        """Streams ``size_bytes`` of an artifact from ``offset`` into ``sink``, in portions of at most 256 KiB."""

@@ -17,6 +17,7 @@ from p2pmesh.base.limits import (
     MAX_ANNOUNCEMENTS_PER_MESSAGE,
     MAX_ARTIFACT_BYTES,
     MAX_ARTIFACT_CHUNK_BYTES,
+    MAX_ARTIFACT_REQUEST_BYTES,
     MAX_CHAT_MESSAGES,
     MAX_CLAIM_PEERS,
     MAX_CONTROL_MESSAGE_BYTES,
@@ -169,6 +170,7 @@ class LoadStage:
     context_tokens: int = declared(Integer(16, 2**24))
     lanes: int = declared(Integer(1, MAX_LANES))
     wire_dtype: int = declared(Integer(int(WireDtype.F32), int(max(WireDtype))))
+    pieces_digest: str | None = declared(Optional(_DIGEST), None)
 
     def __post_init__(self) -> None:
         if self.index >= len(self.stages):
@@ -267,17 +269,41 @@ class Done:
 # --- artifacts ---------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FetchArtifact:
-    """Asks for an artifact's bytes from ``offset`` on."""
+    """Asks for bytes of the artifact that has this digest and this piece list."""
 
     digest: str = declared(_DIGEST)
+    pieces_digest: str = declared(_DIGEST)
     offset: int = declared(Integer(0, MAX_ARTIFACT_BYTES))
+    size_bytes: int = declared(Integer(1, MAX_ARTIFACT_REQUEST_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPieceList:
+    """Asks for the list of hashes of an artifact's pieces."""
+
+    digest: str = declared(_DIGEST)
+    pieces_digest: str = declared(_DIGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareArtifact:
+    """Asks a peer that has the whole model to cut a stage file of it; answered by ``Done`` once it can be fetched."""
+
+    digest: str = declared(_DIGEST)
+    model_digest: str = declared(_DIGEST)
+    layer_start: int = declared(Integer(0, MAX_LAYERS))
+    layer_end: int = declared(Integer(1, MAX_LAYERS))
+
+    def __post_init__(self) -> None:
+        if self.layer_start >= self.layer_end:
+            raise malformed("prepare_artifact", f"layers [{self.layer_start}, {self.layer_end}) are none")
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactChunk:
-    """Bytes in order; an empty chunk ends the transfer."""
+    """Bytes in order, of an artifact or a piece list, until as many have come as were asked for."""
 
-    data: bytes = declared(Bytes(0, MAX_ARTIFACT_CHUNK_BYTES))
+    data: bytes = declared(Bytes(1, MAX_ARTIFACT_CHUNK_BYTES))
 
 
 # --- links and identity ------------------------------------------------------
@@ -444,6 +470,8 @@ KINDS: dict[str, type] = {
     "publish_run": PublishRun,
     "done": Done,
     "fetch_artifact": FetchArtifact,
+    "fetch_piece_list": FetchPieceList,
+    "prepare_artifact": PrepareArtifact,
     "artifact_chunk": ArtifactChunk,
     "link_probe": LinkProbe,
     "link_bytes": LinkBytes,

@@ -62,7 +62,7 @@ async def test_stages_and_served_bytes_are_those_of_the_file_that_was_split(part
     async def sink(piece: bytes) -> None:
         served.extend(piece)
 
-    await store.read_artifact(artifact, 0, sink)
+    await store.read_artifact(artifact, 0, artifact.size_bytes, sink)
     assert bytes(served) == MODEL
     assert await store.stage_memory_bytes(artifact, 64, 1) > 0
 

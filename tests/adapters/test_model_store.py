@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,12 @@ from p2pmesh.adapters import model_files
 from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_packages import DEMO_MODEL, PackagedModel, installed_models
 from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.partial_files import MAX_PARTIAL_FILES
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
+from p2pmesh.wire.pieces import PieceList
+from tests.fakes.models import pieces_of
 from tests.fakes.tiny_gguf import encode_gguf, text, tiny_gemma3, tiny_llama
 from tests.model.stages import stage_of
 
@@ -55,6 +58,10 @@ class Home:
     ) -> DiskModelStore:
         return DiskModelStore(self.models, self.cache, packages=lambda: packages, quota_bytes=quota_bytes, disk=disk)
 
+    def partial(self) -> set[str]:
+        """Names of all that broken transfers left."""
+        return {path.name for path in (self.cache / "partial").iterdir()}
+
     def kept(self) -> set[str]:
         """Names of everything in the stage directory, temporary files included."""
         return {path.name for path in self.stages.iterdir()}
@@ -72,13 +79,17 @@ async def error_of(call: Awaitable[object]) -> P2PMeshError:
     return caught.value
 
 
-async def bytes_of(store: DiskModelStore, artifact: StageArtifact, offset: int = 0) -> list[bytes]:
+async def bytes_of(
+    store: DiskModelStore, artifact: StageArtifact, offset: int = 0, size_bytes: int | None = None
+) -> list[bytes]:
     pieces: list[bytes] = []
 
     async def sink(piece: bytes) -> None:
         pieces.append(piece)
 
-    await store.read_artifact(artifact, offset, sink)
+    await store.read_artifact(
+        artifact, offset, artifact.size_bytes - offset if size_bytes is None else size_bytes, sink
+    )
     return pieces
 
 
@@ -298,7 +309,7 @@ class CountingDisk:
         self.free_bytes = 2**40
 
     def disk(self) -> model_files.Disk:
-        return model_files.Disk(self._create, lambda _: self.free_bytes)
+        return model_files.Disk(self._create, lambda _: self.free_bytes, lambda path: LimitedFile(path, self, "rb+"))
 
     def _create(self, path: Path) -> io.FileIO:
         self.created += 1
@@ -308,8 +319,10 @@ class CountingDisk:
 class LimitedFile(io.FileIO):
     """A file on a ``CountingDisk``."""
 
-    def __init__(self, path: Path, owner: CountingDisk) -> None:
-        super().__init__(path, "xb")
+    def __init__(self, path: Path, owner: CountingDisk, mode: str = "xb") -> None:
+        if mode != "xb":
+            path.touch()
+        super().__init__(path, mode if mode == "xb" else "rb+")
         self._owner = owner
 
     def write(self, data: object) -> int:
@@ -414,14 +427,17 @@ async def test_a_range_that_cannot_be_cut_is_refused(home: Home) -> None:
 # --- artifacts
 
 
-async def test_a_damaged_stage_is_removed_and_cut_again(home: Home) -> None:
+async def test_a_damaged_stage_is_put_aside_and_cut_again(home: Home) -> None:
     store = home.store()
     model = await resolved(home, store)
     artifact = await store.cut(model, MIDDLE)
+    store.release(artifact.digest)
     damage(artifact)
     assert await home.store().find_artifact(artifact.digest) is None
     assert not is_there(artifact)
     assert await store.cut(model, MIDDLE) == artifact
+    (aside,) = (home.cache / "quarantine").iterdir()
+    assert aside.name.startswith(artifact.digest)
 
 
 async def test_unknown_artifacts_are_not_found(home: Home) -> None:
@@ -430,24 +446,24 @@ async def test_unknown_artifacts_are_not_found(home: Home) -> None:
     assert await store.find_artifact(Digest("../../etc/passwd")) is None
 
 
-async def test_reads_in_pieces_from_an_offset(home: Home, tmp_path: Path) -> None:
-    data = os.urandom(2**21 + 5)
+async def test_reads_in_portions_from_an_offset(home: Home) -> None:
+    data = os.urandom(2**20 + 5)
     store = home.store()
-    async with store.receive_artifact(sha256(data), len(data)) as writer:
-        await writer.write(data)
+    await receive(store, data)
     artifact = await store.find_artifact(sha256(data))
     assert artifact is not None
-    pieces = await bytes_of(store, artifact, offset=3)
-    assert b"".join(pieces) == data[3:]
-    assert max(map(len, pieces)) == 2**20
+    portions = await bytes_of(store, artifact, offset=3)
+    assert b"".join(portions) == data[3:]
+    assert max(map(len, portions)) == 2**18
+    assert await bytes_of(store, artifact, 7, 2) == [data[7:9]]
     assert await bytes_of(store, artifact, offset=len(data)) == []
 
 
-@pytest.mark.parametrize("offset", [-1, 10**9])
-async def test_an_offset_outside_is_refused(home: Home, offset: int) -> None:
+@pytest.mark.parametrize(("offset", "size_bytes"), [(-1, 1), (10**9, 1), (0, 10**9), (1, -1)])
+async def test_bytes_outside_are_refused(home: Home, offset: int, size_bytes: int) -> None:
     store = home.store()
     artifact = await store.cut(await resolved(home, store), MIDDLE)
-    assert (await error_of(bytes_of(store, artifact, offset))).code is ErrorCode.REQUEST_INVALID
+    assert (await error_of(bytes_of(store, artifact, offset, size_bytes))).code is ErrorCode.REQUEST_INVALID
 
 
 @pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_bytes(b"short")])
@@ -463,69 +479,197 @@ async def test_a_stage_that_is_gone_cannot_be_read(home: Home, change: Callable[
 
 STAGE = stage_of(LLAMA, 1, 3)
 STAGE_DIGEST = sha256(STAGE)
+LARGE = bytes(range(256)) * 4096 + STAGE
+"""Of five pieces."""
 
 
 async def receive(
-    store: DiskModelStore, data: bytes, digest: Digest = STAGE_DIGEST, size_bytes: int = len(STAGE)
-) -> None:
-    async with store.receive_artifact(digest, size_bytes) as writer:
-        for start in range(0, len(data), 50_000):
-            await writer.write(data[start : start + 50_000])
+    store: DiskModelStore, data: bytes, only: Iterable[int] | None = None, digest: Digest | None = None
+) -> tuple[int, ...]:
+    """The pieces that were there before."""
+    pieces = pieces_of(data)
+    async with store.receive_artifact(digest or sha256(data), pieces) as reception:
+        before = reception.have
+        for piece in range(pieces.count) if only is None else only:
+            await reception.write_piece(piece, data[piece * pieces.piece_bytes :][: pieces.length_of(piece)])
+    return before
 
 
 async def test_a_received_stage_is_kept_and_found_later(home: Home) -> None:
-    await receive(home.store(), STAGE)
-    artifact = await home.store().find_artifact(sha256(STAGE))
+    assert await receive(home.store(), LARGE) == ()
+    artifact = await home.store().find_artifact(sha256(LARGE))
     assert artifact is not None
-    assert content(artifact) == STAGE
+    assert content(artifact) == LARGE
+    assert home.partial() == set()
+
+
+@pytest.mark.parametrize("order", [(4, 3, 2, 1, 0), (2, 0, 4, 1, 3), (0, 0, 1, 1, 4, 2, 3)])
+async def test_pieces_may_come_in_any_order_and_twice(home: Home, order: tuple[int, ...]) -> None:
+    await receive(home.store(), LARGE, order)
+    artifact = await home.store().find_artifact(sha256(LARGE))
+    assert artifact is not None
+    assert content(artifact) == LARGE
+
+
+async def test_a_broken_transfer_keeps_its_pieces_for_the_next(home: Home) -> None:
+    assert (await error_of(receive(home.store(), LARGE, (1, 3)))).code is ErrorCode.ARTIFACT_CORRUPT
+    assert home.kept() == set()
+    assert (await error_of(receive(home.store(), LARGE, (0,)))).code is ErrorCode.ARTIFACT_CORRUPT
+    assert await receive(home.store(), LARGE, (2, 4)) == (0, 1, 3)
+    artifact = await home.store().find_artifact(sha256(LARGE))
+    assert artifact is not None
+    assert content(artifact) == LARGE
+    assert home.partial() == set()
+
+
+async def test_a_receiver_that_is_cancelled_keeps_its_pieces(home: Home) -> None:
+    store, pieces = home.store(), pieces_of(LARGE)
+    with trio.CancelScope() as scope:
+        async with store.receive_artifact(sha256(LARGE), pieces) as reception:
+            await reception.write_piece(0, LARGE[: pieces.piece_bytes])
+            scope.cancel()
+            await trio.sleep_forever()
+    assert home.kept() == set()
+    assert await receive(store, LARGE) == (0,)
+
+
+async def test_pieces_that_changed_on_the_disk_are_fetched_again(home: Home) -> None:
+    await error_of(receive(home.store(), LARGE, (0, 1, 2)))
+    (part,) = (home.cache / "partial").glob("*.part")
+    with part.open("r+b") as file:
+        file.seek(pieces_of(LARGE).piece_bytes + 5)
+        file.write(b"!")
+    assert await receive(home.store(), LARGE) == (0, 2)
 
 
 @pytest.mark.parametrize(
-    "data", [STAGE[:-1], STAGE + b"x", STAGE[:-1] + b"!", b""], ids=["short", "long", "damaged", "nothing"]
+    "damage", [lambda raw: raw[:-3], lambda raw: raw + b"\xff\xff\xff\xff", lambda raw: raw + raw[64:68] * 100]
 )
-async def test_wrong_bytes_are_corrupt_and_leave_nothing(home: Home, data: bytes) -> None:
-    error = await error_of(receive(home.store(), data))
+async def test_a_torn_journal_is_read_as_far_as_it_goes(home: Home, damage: Callable[[bytes], bytes]) -> None:
+    await error_of(receive(home.store(), LARGE, (0, 1, 2)))
+    (journal,) = (home.cache / "partial").glob("*.journal")
+    journal.write_bytes(damage(journal.read_bytes()))
+    have = await receive(home.store(), LARGE)
+    assert have in ((0, 1), (0, 1, 2))
+
+
+@pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: b"x" * 64 + raw[64:], lambda raw: raw[:10]])
+async def test_a_journal_of_another_list_counts_for_nothing(home: Home, damage: Callable[[bytes], bytes]) -> None:
+    await error_of(receive(home.store(), LARGE, (0, 1, 2)))
+    (journal,) = (home.cache / "partial").glob("*.journal")
+    journal.write_bytes(damage(journal.read_bytes()))
+    assert await receive(home.store(), LARGE) == ()
+
+
+async def test_pieces_that_make_another_digest_are_corrupt_and_leave_nothing(home: Home) -> None:
+    error = await error_of(receive(home.store(), LARGE, digest=sha256(STAGE)))
     assert isinstance(error, RemoteProtocolError)
     assert error.code is ErrorCode.ARTIFACT_CORRUPT
-    assert home.kept() == set()
+    assert (home.kept(), home.partial()) == (set(), set())
+
+
+async def test_a_longer_file_of_an_earlier_lie_leaves_no_tail(home: Home) -> None:
+    await error_of(receive(home.store(), LARGE * 2, (0, 7), digest=sha256(LARGE)))
+    await receive(home.store(), LARGE)
+    artifact = await home.store().find_artifact(sha256(LARGE))
+    assert artifact is not None
+    assert content(artifact) == LARGE
 
 
 @pytest.mark.parametrize(
     ("digest", "size_bytes"), [("../x", 10), ("", 10), ("0" * 64, 0), ("0" * 64, -1), ("0" * 64, 2**50)]
 )
 async def test_impossible_announcements_are_refused(home: Home, digest: str, size_bytes: int) -> None:
-    error = await error_of(receive(home.store(), b"", Digest(digest), size_bytes))
-    assert error.code is ErrorCode.ARTIFACT_CORRUPT
+    async def begin() -> None:
+        async with home.store().receive_artifact(Digest(digest), PieceList(size_bytes, bytes(32))):
+            pass
+
+    assert (await error_of(begin())).code is ErrorCode.ARTIFACT_CORRUPT
 
 
-async def test_a_receiver_that_fails_leaves_nothing(home: Home) -> None:
+async def test_receiving_onto_a_full_disk_is_refused_and_goes_on_where_it_was(home: Home) -> None:
+    store = home.store(disk=CountingDisk(capacity_bytes=600_000).disk())
+    assert (await error_of(receive(store, LARGE))).code is ErrorCode.DISK_FULL
+    assert home.kept() == set()
+    assert await receive(home.store(), LARGE) == (0, 1)
+
+
+async def test_a_disk_without_room_is_refused_before_anything_comes(home: Home) -> None:
+    disk = CountingDisk()
+    disk.free_bytes = 1000
+    assert (await error_of(receive(home.store(disk=disk.disk()), LARGE))).code is ErrorCode.DISK_FULL
+    assert home.partial() == set()
+
+
+async def test_what_broken_transfers_left_goes_first_when_room_is_needed(home: Home) -> None:
     store = home.store()
+    model = await resolved(home, store)
+    stage = await store.cut(model, MIDDLE)
+    store.release(stage.digest)
+    await error_of(receive(store, LARGE, (0, 1, 2)))
+    store = home.store(quota_bytes=stage.size_bytes + len(LARGE) + 100_000)
+    await receive(store, LARGE[:-1])
+    assert is_there(stage)
+    assert home.partial() == set()
 
-    async def fail() -> None:
-        async with store.receive_artifact(STAGE_DIGEST, len(STAGE)) as writer:
-            await writer.write(STAGE)
-            raise KeyError
 
-    with pytest.raises(KeyError):
-        await fail()
-    assert home.kept() == set()
-
-
-async def test_a_receiver_that_is_cancelled_leaves_nothing(home: Home) -> None:
+async def test_old_leftovers_and_too_many_are_removed(home: Home) -> None:
     store = home.store()
-    with trio.CancelScope() as scope:
-        async with store.receive_artifact(sha256(STAGE), len(STAGE)) as writer:
-            await writer.write(STAGE[:1000])
-            scope.cancel()
-            await writer.write(STAGE[1000:])
-    assert scope.cancelled_caught
-    assert home.kept() == set()
+    others = [LARGE + bytes([number]) for number in range(MAX_PARTIAL_FILES + 2)]
+    for number, data in enumerate(others):
+        await error_of(receive(store, data, (0,)))
+        os.utime(home.cache / "partial" / f"{sha256(data)}.part", (2_000_000_000 + number, 2_000_000_000 + number))
+    home.store()
+    assert len(home.partial()) == 2 * MAX_PARTIAL_FILES
+    assert f"{sha256(others[0])}.part" not in home.partial()
+    os.utime(home.cache / "partial" / f"{sha256(others[5])}.part", (1, 1))
+    home.store()
+    assert f"{sha256(others[5])}.part" not in home.partial()
 
 
-async def test_receiving_onto_a_full_disk_is_refused(home: Home) -> None:
-    store = home.store(disk=CountingDisk(capacity_bytes=60_000).disk())
-    assert (await error_of(receive(store, STAGE))).code is ErrorCode.DISK_FULL
-    assert home.kept() == set()
+async def test_a_file_that_is_being_received_is_nobodys_leftover(home: Home) -> None:
+    store, pieces = home.store(), pieces_of(LARGE)
+    async with store.receive_artifact(sha256(LARGE), pieces) as reception:
+        await reception.write_piece(0, LARGE[: pieces.piece_bytes])
+        os.utime(home.cache / "partial" / f"{sha256(LARGE)}.part", (1, 1))
+        home.store()
+        assert f"{sha256(LARGE)}.part" in home.partial()
+        for piece in range(1, pieces.count):
+            await reception.write_piece(piece, LARGE[piece * pieces.piece_bytes :][: pieces.length_of(piece)])
+
+
+# --- piece lists
+
+
+async def test_the_list_of_a_cut_or_received_stage_is_known_without_reading_it(home: Home) -> None:
+    store = home.store()
+    cut = await store.cut(await resolved(home, store), MIDDLE)
+    await receive(store, LARGE)
+    received = await store.find_artifact(sha256(LARGE))
+    assert received is not None
+    for artifact in (cut, received):
+        data = content(artifact)
+        assert await store.piece_list(artifact) == pieces_of(data)
+    damage(received)
+    assert await store.piece_list(received) == pieces_of(LARGE)
+
+
+async def test_the_list_of_a_whole_model_is_made_once_and_a_damaged_one_again(home: Home) -> None:
+    store = home.store()
+    path = home.add("large.gguf", LLAMA + bytes(2**20))
+    model = await store.resolve(str(path))
+    artifact = StageArtifact(model.path, model.digest, path.stat().st_size)
+    wanted = pieces_of(path.read_bytes())
+    assert await store.piece_list(artifact) == wanted
+    kept = home.cache / "pieces" / model.digest
+    kept.write_bytes(b"x" + kept.read_bytes()[1:])
+    assert await home.store().piece_list(artifact) == wanted
+
+
+async def test_a_file_that_changed_has_no_list(home: Home) -> None:
+    path = home.add("large.gguf", LARGE)
+    artifact = StageArtifact(str(path), sha256(LARGE[:-1] + b"!"), len(LARGE))
+    assert (await error_of(home.store().piece_list(artifact))).code is ErrorCode.ARTIFACT_UNKNOWN
 
 
 # --- quota

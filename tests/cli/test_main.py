@@ -15,6 +15,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.quantities import GIB
 from p2pmesh.cli.main import main
 from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
+from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import WireDtype
 
@@ -67,6 +68,15 @@ def test_no_memory_is_not_no_limit() -> None:
 def test_up_knows_the_owner_and_the_trust_policy() -> None:
     options = up("--trust-policy", "prefer-owned", "--owner-key", "/k", "--passphrase-file", "/p")
     assert (options.trust_policy, options.owner_key, options.passphrase_file) == (TrustPolicy.PREFER_OWNED, "/k", "/p")
+
+
+def test_up_knows_whom_files_go_to_and_how_much_disk_they_take() -> None:
+    options = up("--artifact-transfer", "trusted", "--cache-quota", "2GiB")
+    assert (options.artifact_transfer, options.cache_quota_bytes) == (ArtifactTransfer.TRUSTED, 2 * GIB)
+    with pytest.raises(ConfigError, match="--cache-quota must be at least 1MiB"):
+        up("--cache-quota", "1KiB")
+    with pytest.raises(SystemExit):
+        up("--artifact-transfer", "all")
 
 
 def test_the_other_commands(home: Path) -> None:

@@ -140,7 +140,7 @@ def broken_messages() -> dict[str, bytes]:
         "another": encode_control(Done()),
         "probe of no run": encode_control(ProbeRun(bytes(16))),
         "publish of no run": encode_control(PublishRun(bytes(16), "f")),
-        "artifact of nobody": encode_control(FetchArtifact("0" * 64, 0)),
+        "artifact of nobody": encode_control(FetchArtifact("0" * 64, "0" * 64, 0, 1)),
     }
 
 

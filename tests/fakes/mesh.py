@@ -184,7 +184,7 @@ class Mesh:
             settings = OverlaySettings(
                 name, given.get("version", "0"), given.get("memory_bytes", GIB), invite,
                 given.get("trust", TrustStore()), given.get("ownership", b""),
-                given.get("membership"), given.get("founding"),
+                given.get("membership"), given.get("founding"), **given.get("settings", {}),
             )  # fmt: skip
             reports: list[MeshNode] = []
             node = Node(NodeParts(ports, store, launcher), settings, lambda event, f: reports[0].report(event, f))

@@ -5,19 +5,29 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from p2pmesh.base.errors import ConfigError, ErrorCode, RemoteProtocolError
+import trio
+
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange
+from p2pmesh.base.quantities import KIB
 from p2pmesh.model.gguf import read_index
-from p2pmesh.ports.models import ArtifactWriter, ModelFile, StageArtifact
+from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
+from p2pmesh.wire.pieces import PieceHasher, PieceList
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 LAYERS = 6
-_PIECE_BYTES = 100
 
 
 def _digest_of(data: bytes) -> Digest:
     return Digest(hashlib.sha256(data).hexdigest())
+
+
+def pieces_of(data: bytes) -> PieceList:
+    """The piece list of a file."""
+    hasher = PieceHasher(len(data))
+    hasher.update(data)
+    return hasher.finish()
 
 
 def fake_model(name: str = "fake") -> ModelFile:
@@ -27,7 +37,7 @@ def fake_model(name: str = "fake") -> ModelFile:
 
 
 class FakeModelStore:
-    """Implements ``ports.models.ModelStore``. ``damage`` changes what it serves to others;
+    """Implements ``ports.models.ModelStore``. ``damage`` changes what it serves to others, answer by answer;
     ``holds`` counts those that nobody has released yet."""
 
     def __init__(self, *models: ModelFile) -> None:
@@ -37,6 +47,12 @@ class FakeModelStore:
         self.holds: Counter[Digest] = Counter()
         self.released: list[Digest] = []
         self.stage_memory: int | None = None
+        self.partial: dict[Digest, dict[int, bytes]] = {}
+        self.portion_bytes = 64 * KIB
+        self.portion_s = 0.0
+        """A slow disk: so long each portion that is read takes."""
+        self.stage_repeats = 7
+        """How long stage files are; above 3000 they have several pieces."""
 
     async def resolve(self, reference: str) -> ModelFile:
         for model in self.models:
@@ -51,7 +67,7 @@ class FakeModelStore:
         return next((model for model in self.models if model.digest == digest), None)
 
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
-        return self._held(f"{model.digest}:{layers.start}-{layers.end}:".encode() * 7)
+        return self._held(f"{model.digest}:{layers.start}-{layers.end}:".encode() * self.stage_repeats)
 
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
         return self._held(self.files[digest]) if digest in self.files else None
@@ -64,20 +80,28 @@ class FakeModelStore:
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         return self.stage_memory if self.stage_memory is not None else artifact.size_bytes
 
+    async def piece_list(self, artifact: StageArtifact) -> PieceList:
+        return pieces_of(self.files[artifact.digest])
+
     @asynccontextmanager
-    async def receive_artifact(self, digest: Digest, size_bytes: int) -> AsyncIterator[ArtifactWriter]:
-        writer = _Writer()
-        yield writer
-        if _digest_of(bytes(writer.data)) != digest:
+    async def receive_artifact(self, digest: Digest, pieces: PieceList) -> AsyncIterator[ArtifactReception]:
+        reception = _Reception(self.partial.setdefault(digest, {}))
+        yield reception
+        data = b"".join(reception.pieces[piece] for piece in sorted(reception.pieces))
+        del self.partial[digest]
+        if _digest_of(data) != digest:
             raise RemoteProtocolError(ErrorCode.ARTIFACT_CORRUPT, "the bytes have another digest")
-        self._held(bytes(writer.data))
+        self._held(data)
 
     async def read_artifact(
-        self, artifact: StageArtifact, offset: int, sink: Callable[[bytes], Awaitable[None]]
+        self, artifact: StageArtifact, offset: int, size_bytes: int, sink: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        data = self.damage(self.files[artifact.digest])
-        for start in range(offset, len(data), _PIECE_BYTES):
-            await sink(data[start : start + _PIECE_BYTES])
+        if offset + size_bytes > artifact.size_bytes:
+            raise Refused(ErrorCode.REQUEST_INVALID, "beyond the end")
+        data = self.damage(self.files[artifact.digest][offset : offset + size_bytes])
+        for start in range(0, len(data), self.portion_bytes):
+            await trio.sleep(self.portion_s)
+            await sink(data[start : start + self.portion_bytes])
 
     def _held(self, data: bytes) -> StageArtifact:
         digest = _digest_of(data)
@@ -86,9 +110,16 @@ class FakeModelStore:
         return StageArtifact(f"/stages/{digest}", digest, len(data))
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self.data = bytearray()
+class _Reception:
+    """Implements ``ports.models.ArtifactReception``."""
 
-    async def write(self, data: bytes) -> None:
-        self.data += data
+    def __init__(self, pieces: dict[int, bytes]) -> None:
+        self.pieces = pieces
+
+    @property
+    def have(self) -> tuple[int, ...]:
+        return tuple(sorted(self.pieces))
+
+    async def write_piece(self, piece: int, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.pieces.setdefault(piece, data)

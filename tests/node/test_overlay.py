@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
-from p2pmesh.base.ids import Digest, MeshId
+from p2pmesh.base.ids import MeshId
 from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_UNADMITTED_MESSAGE_BYTES, PROTOCOL_GENERATION, STAGE_PROTOCOL
 from p2pmesh.core.admission import AdmissionPolicy
 from p2pmesh.core.standing import Founding
@@ -170,7 +170,7 @@ async def test_a_peer_that_is_not_admitted_is_told_to_say_hello(autojump_clock: 
         identity = fake_identity("stranger")
         async with mesh.overlay.open_network(identity.peer_id) as network:
             stranger = Stranger(network, identity, founder)
-            for message in (ProbeRun(bytes(16)), FetchArtifact(Digest("0" * 64), 0)):
+            for message in (ProbeRun(bytes(16)), FetchArtifact("0" * 64, "0" * 64, 0, 1)):
                 with pytest.raises(P2PMeshError) as raised:
                     await stranger.say(message)
                 assert raised.value.code is ErrorCode.NOT_ADMITTED

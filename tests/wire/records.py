@@ -1,6 +1,7 @@
 """Hypothesis strategies of every declared record, drawn from the shapes themselves."""
 
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -70,8 +71,8 @@ def records_of(cls: type) -> st.SearchStrategy[Any]:
         return st.builds(
             lambda values, peers: control.ClaimRun(**{**values, "peers": tuple(peers)}), plain_fields(cls), peers
         )
-    if cls is control.StageEntry:
-        return st.builds(_entry, plain_fields(cls), st.integers(0, 900), st.integers(1, 100))
+    if cls in (control.StageEntry, control.PrepareArtifact):
+        return st.builds(partial(_with_layers, cls), plain_fields(cls), st.integers(0, 900), st.integers(1, 100))
     return plain_fields(cls).map(lambda values: cls(**values))
 
 
@@ -93,8 +94,8 @@ def placements() -> st.SearchStrategy[tuple[control.StageEntry, ...]]:
     )
 
 
-def _entry(values: dict[str, Any], start: int, count: int) -> control.StageEntry:
-    return control.StageEntry(**{**values, "layer_start": start, "layer_end": start + count})
+def _with_layers(cls: type, values: dict[str, Any], start: int, count: int) -> Any:
+    return cls(**{**values, "layer_start": start, "layer_end": start + count})
 
 
 def _load_stage(stages: tuple[control.StageEntry, ...]) -> st.SearchStrategy[control.LoadStage]:

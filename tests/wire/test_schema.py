@@ -157,7 +157,7 @@ def test_unknown_fields_are_left_out_and_missing_ones_named() -> None:
         control.Refusal("c" * 65, ""),
         control.Delta((-1,), ""),
         control.Delta((), "\ud800"),
-        control.FetchArtifact("x", 0),
+        control.FetchArtifact("x", "0" * 64, 0, 1),
     ],
 )
 def test_a_writer_refuses_what_no_reader_takes(record: object) -> None:

@@ -1,0 +1,381 @@
+"""Files between nodes: from several at once, from those that are left, resumed; and with whom the operator allows."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.base.quantities import KIB
+from p2pmesh.core.artifact_policy import ArtifactTransfer
+from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
+from p2pmesh.node.node import Node
+from p2pmesh.node.transfer import TransferCounts
+from p2pmesh.wire.announcement import HeldModel
+from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
+from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, open_mesh
+from tests.fakes.models import FakeModelStore, fake_model, pieces_of
+
+MODEL = fake_model()
+DATA = bytes(range(256)) * 4096 * 12 + b"the end"
+"""12 MiB and a little: 49 pieces, and large enough that others are searched."""
+PIECES = pieces_of(DATA)
+
+
+def holder(data: bytes = DATA, **changes: Any) -> FakeModelStore:
+    """A store that has the file; its disk gives 6.4 MB/s."""
+    store = FakeModelStore()
+    digest = Digest(hashlib.sha256(data).hexdigest())
+    store.files[digest] = data
+    store.portion_s = 0.01
+    for name, value in changes.items():
+        setattr(store, name, value)
+    return store
+
+
+DIGEST = next(iter(holder().files))
+WANTED = WantedFile(DIGEST, len(DATA), PIECES.digest)
+
+
+class Takers:
+    """A mesh of one that named the file, others that may have it, and one that wants it."""
+
+    def __init__(self, mesh: Mesh, origin: MeshNode, taker: MeshNode, others: list[MeshNode]) -> None:
+        self.mesh, self.origin, self.taker, self.others = mesh, origin, taker, others
+        self.progress: list[int] = []
+
+    async def obtain(self, wanted: WantedFile = WANTED, **known: Any) -> TransferCounts:
+        async def progress(done_bytes: int) -> None:
+            self.progress.append(done_bytes)
+
+        origin = FileOrigin(self.origin.peer, (), **known)
+        with trio.fail_after(PATIENCE_S * 4):
+            artifact, counts = await self.taker.node.artifacts.obtain(wanted, origin, progress)
+        self.taker.store.release(artifact.digest)
+        assert self.taker.store.files[wanted.digest] == DATA
+        assert self.taker.store.holds.total() == 0
+        return counts
+
+
+async def takers(mesh: Mesh, origin: FakeModelStore, *others: FakeModelStore, **given: Any) -> Takers:
+    """Others are found in the records."""
+    founder = await mesh.found("origin", store=origin, settings={"artifact_transfer": ArtifactTransfer.OPEN} | given)
+    taker = await mesh.join("taker", founder, settings=given)
+    nodes = [
+        await mesh.join(f"other-{number}", founder, store=store, settings=given) for number, store in enumerate(others)
+    ]
+    provide(taker.node, [node for node in nodes if DIGEST in node.store.files])
+    return Takers(mesh, founder, taker, nodes)
+
+
+def provide(node: Node, providers: list[MeshNode]) -> None:
+    from p2pmesh.ports.network import Provider
+
+    async def find(digest: Digest) -> tuple[Provider, ...]:
+        await trio.sleep(0.05)
+        return tuple(Provider(one.peer, one.network.addresses()) for one in providers) if digest == DIGEST else ()
+
+    node.artifacts.search_by(find)
+
+
+async def test_a_file_comes_from_all_who_have_it_at_once(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder(), holder())
+        began = trio.current_time()
+        counts = await world.obtain()
+        assert set(counts.sources) == {world.origin.peer, *(other.peer for other in world.others)}
+        assert sum(counts.sources.values()) == counts.fetched_bytes == len(DATA)
+        assert counts.wasted_bytes <= 16 * 256 * KIB
+        assert trio.current_time() - began < len(DATA) / 6.4e6  # sooner than one alone could
+        assert world.progress == sorted(world.progress)
+        status = world.taker.node.status()["artifacts"]
+        assert (status["mode"], status["fetched_bytes"], status["under_way"]) == ("open", len(DATA), [])
+        assert world.origin.node.status()["artifacts"]["given_bytes"] >= counts.sources[world.origin.peer]
+
+
+async def test_a_file_that_is_here_is_not_fetched(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        await world.obtain()
+        assert (await world.obtain()).fetched_bytes == 0
+
+
+async def test_two_who_want_the_same_file_fetch_it_once(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        counts: list[TransferCounts] = []
+
+        async def obtain() -> None:
+            counts.append(await world.obtain())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(obtain)
+            nursery.start_soon(obtain)
+        assert sorted(one.fetched_bytes for one in counts) == [0, len(DATA)]
+
+
+async def test_the_others_finish_what_a_lost_source_began(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder())
+
+        async def kill_soon() -> None:
+            await trio.sleep(0.25)
+            await mesh.kill(world.others[0])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill_soon)
+            counts = await world.obtain()
+        assert 0 < counts.sources[world.others[0].peer] < len(DATA) // 2
+        assert counts.wasted_bytes <= 20 * 256 * KIB
+        told = world.taker.told("artifact_source_dropped")
+        assert {(one["peer_id"], one["cause"]) for one in told} == {(world.others[0].peer, "lost")}
+
+
+async def test_a_transfer_that_was_broken_off_goes_on_where_it_was(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        with trio.move_on_after(0.4):
+            await world.obtain()
+        have = sum(map(len, world.taker.store.partial[DIGEST].values()))
+        assert have > 1024 * KIB
+        counts = await world.obtain()
+        assert (counts.resumed_bytes, counts.fetched_bytes) == (have, len(DATA) - have)
+
+
+# --- hostile sources
+
+
+def wrong(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+async def test_whoever_sends_wrong_bytes_is_dropped_and_scored_and_the_others_finish(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder(damage=wrong), holder())
+        bad = world.others[0].peer
+        counts = await world.obtain()
+        told = world.taker.told("artifact_source_dropped")
+        assert [(one["peer_id"], one["cause"], one["digest"]) for one in told] == [(bad, "wrong", DIGEST)]
+        assert points(world.taker, bad) == 50
+        assert points(world.taker, world.others[1].peer) == points(world.taker, world.origin.peer) == 0
+        assert counts.wasted_bytes <= 20 * 256 * KIB
+
+
+def points(node: MeshNode, peer: PeerId) -> int:
+    conduct = node.node.overlay.conduct
+    return conduct._machine.points(peer, conduct._clock.now())
+
+
+async def serve_like(node: MeshNode, answer: Callable[[Any, FetchArtifact], Any]) -> None:
+    """The node answers requests for bytes so instead."""
+    node.node.overlay.serve_exchange(FetchArtifact, answer)
+
+
+async def answers_short(stream: Any, asked: FetchArtifact) -> None:
+    await stream.send(ArtifactChunk(DATA[asked.offset : asked.offset + 1000]))
+    await stream.finish()
+
+
+async def answers_without_end(stream: Any, asked: FetchArtifact) -> None:
+    data = DATA[asked.offset : asked.offset + asked.size_bytes]
+    for start in range(0, len(data), 64 * KIB):
+        await stream.send(ArtifactChunk(data[start : start + 64 * KIB] + b"more"))
+    while True:
+        await stream.send(ArtifactChunk(bytes(64 * KIB)))
+
+
+async def answers_in_a_trickle(stream: Any, asked: FetchArtifact) -> None:
+    for offset in range(asked.offset, asked.offset + asked.size_bytes):
+        await stream.send(ArtifactChunk(DATA[offset : offset + 1]))
+        await trio.sleep(5)
+
+
+async def answers_nothing(stream: Any, asked: FetchArtifact) -> None:
+    await trio.sleep_forever()
+
+
+async def answers_with_nonsense(stream: Any, asked: FetchArtifact) -> None:
+    await stream.send(PrepareArtifact("0" * 64, "0" * 64, 0, 1))
+    await stream.finish()
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "is_scored"),
+    [
+        (answers_short, "lost", False),
+        (answers_without_end, "wrong", True),
+        (answers_in_a_trickle, "slow", False),
+        (answers_nothing, "slow", False),
+        (answers_with_nonsense, "wrong", True),
+    ],
+)
+async def test_a_hostile_source_costs_little_and_stops_nothing(
+    answer: Callable[[Any, FetchArtifact], Any], cause: str, is_scored: bool, autojump_clock: MockClock
+) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(portion_s=1.0), holder())
+        await serve_like(world.others[0], answer)
+        counts = await world.obtain()
+        told = world.taker.told("artifact_source_dropped")
+        assert {(one["peer_id"], one["cause"]) for one in told} == {(world.others[0].peer, cause)}
+        assert counts.wasted_bytes <= 30 * 256 * KIB
+        assert (points(world.taker, world.others[0].peer) > 0) is is_scored
+
+
+async def test_a_single_source_that_sends_wrong_bytes_ends_it_with_its_name(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(damage=wrong))
+        with pytest.raises(P2PMeshError) as raised:
+            await world.obtain()
+        assert raised.value.code is ErrorCode.ARTIFACT_CORRUPT
+        assert world.origin.peer in raised.value.message
+        assert points(world.taker, world.origin.peer) == 50
+
+
+async def test_whoever_names_a_list_that_is_not_the_files_is_blamed_and_no_source(autojump_clock: MockClock) -> None:
+    """The origin gives other bytes under the digest, with a list that fits them."""
+    async with open_mesh() as mesh:
+        other = DATA[:-1] + b"!"
+        world = await takers(mesh, holder(other), holder())
+        world.origin.store.files = {DIGEST: other}
+        named = WantedFile(DIGEST, len(other), pieces_of(other).digest)
+        with pytest.raises(P2PMeshError) as raised:
+            await world.obtain(named)
+        assert raised.value.code is ErrorCode.ARTIFACT_CORRUPT
+        assert points(world.taker, world.origin.peer) == 50
+        assert points(world.taker, world.others[0].peer) == 0
+        assert ("unknown" in {one["cause"] for one in world.taker.told("artifact_source_dropped")}) is True
+
+
+async def test_a_wrong_piece_list_is_blamed_and_another_one_is_asked(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder())
+
+        async def wrong_list(stream: Any, asked: FetchPieceList) -> None:
+            await stream.send(ArtifactChunk(wrong(PIECES.hashes)))
+            await stream.finish()
+
+        world.origin.node.overlay.serve_exchange(FetchPieceList, wrong_list)
+        await world.obtain()
+        assert points(world.taker, world.origin.peer) == 50
+
+
+# --- whom with
+
+
+async def test_a_list_of_another_file_gets_nothing_of_it(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        for question in (FetchArtifact(DIGEST, "0" * 64, 0, 10), FetchPieceList(DIGEST, "0" * 64)):
+            assert await refusal_of(world.taker, world.origin, question) is ErrorCode.ARTIFACT_UNKNOWN
+
+
+async def test_bytes_beyond_the_end_are_refused(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        question = FetchArtifact(DIGEST, PIECES.digest, len(DATA) - 1, 2)
+        assert await refusal_of(world.taker, world.origin, question) is ErrorCode.REQUEST_INVALID
+
+
+async def test_more_requests_than_a_peer_may_have_open_are_refused(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(portion_s=100.0))
+        question = FetchArtifact(DIGEST, PIECES.digest, 0, 10)
+        streams = [await world.taker.node.overlay.open_exchange(world.origin.peer, question) for _ in range(4)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert await refusal_of(world.taker, world.origin, question) is ErrorCode.OVERLOADED
+        for stream in streams:
+            await stream.reset()
+
+
+async def refusal_of(asker: MeshNode, asked: MeshNode, question: Any) -> ErrorCode:
+    stream = await asker.node.overlay.open_exchange(asked.peer, question)
+    with pytest.raises(P2PMeshError) as raised:
+        await stream.expect(ArtifactChunk, 10)
+    await stream.reset()
+    return raised.value.code
+
+
+async def test_off_gives_nothing_but_what_a_run_needs_and_asks_nobody_else(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder(), artifact_transfer=ArtifactTransfer.OFF)
+        with pytest.raises(P2PMeshError) as raised:
+            await world.obtain()
+        assert raised.value.code is ErrorCode.ARTIFACT_UNKNOWN
+        world.origin.node.artifacts.grants.is_granted = lambda digest, peer: (
+            (digest, peer) == (DIGEST, world.taker.peer)
+        )
+        counts = await world.obtain()
+        assert set(counts.sources) == {world.origin.peer}
+        assert world.others[0].node.status()["artifacts"]["given_bytes"] == 0
+        assert await refusal_of(world.others[0], world.origin, FetchPieceList(DIGEST, PIECES.digest)) is (
+            ErrorCode.ARTIFACT_UNKNOWN
+        )
+
+
+@pytest.mark.parametrize("mode", list(ArtifactTransfer))
+async def test_a_run_gives_its_stages_to_its_placement_in_any_mode(
+    mode: ArtifactTransfer, autojump_clock: MockClock
+) -> None:
+    async with open_mesh() as mesh:
+        given = {"artifact_transfer": mode}
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL), settings=given)
+        other = await mesh.join("other", driver, settings=given)
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        (fetched,) = other.told("stage_fetched")
+        assert fetched["sources"] == [{"peer_id": driver.peer, "bytes": fetched["fetched_bytes"]}]
+
+
+# --- cut on request
+
+
+async def test_a_peer_that_has_the_model_cuts_what_another_lacks(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), FakeModelStore(MODEL))
+        other = world.others[0]
+        artifact = await other.store.cut(MODEL, LayerRange(2, 4))
+        other.store.release(artifact.digest)
+        data = other.store.files.pop(artifact.digest)
+        other.node.artifacts.grants.find_model = {MODEL.digest: MODEL}.get
+        other.node.overlay.board.change_own(on_disk=(HeldModel("fake", MODEL.digest),))
+        await wait_announced(world.taker, other.peer)
+        wanted = WantedFile(artifact.digest, len(data), pieces_of(data).digest)
+        origin = FileOrigin(world.origin.peer, (), MODEL.digest, LayerRange(2, 4))
+
+        async def progress(_: int) -> None:
+            pass
+
+        with trio.fail_after(PATIENCE_S):
+            found, counts = await world.taker.node.artifacts.obtain(wanted, origin, progress)
+        assert counts.sources == {other.peer: len(data)}
+        assert world.taker.store.files[found.digest] == data
+
+
+async def wait_announced(node: MeshNode, peer: PeerId) -> None:
+    board = node.node.overlay.board
+    with trio.fail_after(PATIENCE_S):
+        while not (said := board.find(peer)) or not said.on_disk:
+            await board.changes.wait_beyond(board.changes.count)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        PrepareArtifact("0" * 64, "0" * 64, 0, 1),
+        PrepareArtifact("0" * 64, MODEL.digest, 0, 1),
+        PrepareArtifact("0" * 64, MODEL.digest, 0, 1000),
+    ],
+)
+async def test_a_stage_that_cannot_be_cut_is_refused(question: PrepareArtifact, autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, FakeModelStore(MODEL))
+        world.origin.node.artifacts.grants.find_model = {MODEL.digest: MODEL}.get
+        assert await refusal_of(world.taker, world.origin, question) is ErrorCode.ARTIFACT_UNKNOWN
+        assert world.origin.store.holds.total() == 0
