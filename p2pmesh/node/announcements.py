@@ -17,6 +17,7 @@ from p2pmesh.base.limits import (
     MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENTS_PER_MESSAGE,
     MAX_CONTROL_MESSAGE_BYTES,
+    MAX_KNOWN_PEERS,
 )
 from p2pmesh.base.quantities import MIB, Micros
 from p2pmesh.core import connections, hosts, membership, shards
@@ -36,6 +37,7 @@ from p2pmesh.wire.announcement import (
     decode_announcement,
     encode_announcement,
     life_ms,
+    peer_hash_of,
 )
 
 MAX_HANDED_BYTES = 3 * MAX_CONTROL_MESSAGE_BYTES // 4
@@ -251,15 +253,21 @@ class AnnouncementBoard:
                     raise
                 said = smaller
 
-    def sealed_others(self, besides: PeerId) -> tuple[bytes, ...]:
-        """Signed announcements for a peer that has just come: its nearest by shard, as many as a message holds.
+    def known_hashes(self) -> tuple[bytes, ...]:
+        """What a hello says that we hold already."""
+        return tuple(peer_hash_of(peer) for peer in list(self._sealed)[:MAX_KNOWN_PEERS])
+
+    def sealed_others(self, besides: PeerId, knows: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
+        """Signed announcements for a peer that has just come: its nearest by shard, as many as a message holds, but for
+        those that it ``knows``, by their hashes.
 
         Nobody who may be gone: reports of that do not reach the newcomer, and it would believe for long.
         """
         chosen: list[bytes] = []
         size_bytes = 0
+        held = frozenset(knows)
         for peer in sorted(self._sealed, key=lambda peer: (-shards.shared_bits(peer, besides), peer)):
-            if peer == besides or self._machine.is_in_doubt(peer):
+            if peer == besides or self._machine.is_in_doubt(peer) or peer_hash_of(peer) in held:
                 continue
             size_bytes += len(self._sealed[peer])
             if len(chosen) >= MAX_ANNOUNCEMENTS_PER_MESSAGE or size_bytes > MAX_HANDED_BYTES:

@@ -83,7 +83,8 @@ class Credentials:
         self._passes: tuple[bytes, ...] = ()
         self._chain: tuple[SignedPass, ...] = ()
         self._admitted: dict[PeerId, Shown] = {}
-        self._opened: dict[bytes, SignedPass] = {}
+        self._opened: dict[tuple[PeerId, bytes], SignedPass] = {}
+        """By holder too: it is part of what is signed, and not of the bytes."""
         self._refusals = RefusalBook()
         self._outcasts: dict[PeerId, tuple[int, int]] = {}
         """Peers that were put out or refused as such, and under which revocation and trust."""
@@ -93,7 +94,7 @@ class Credentials:
         _raise_if(credentials.judge_requirements(self.requirements))
         kept = self._membership
         if kept is not None and kept.mesh_id == self.mesh_id:
-            self._passes, self._chain = kept.passes, self._decode_chain(kept.passes)
+            self._passes, self._chain = kept.passes, self._decode_kept_chain(kept.passes)
             if kept.revocation:
                 self.learn_revocation(kept.revocation)
         if self.desk is not None and self.desk.ledger.sequence:
@@ -194,7 +195,8 @@ class Credentials:
             return b""
         granted = credentials.grant_pass(shown, self._chain, self._terms(), self._ports.clock.unix_ms())
         identity = self._ports.identity
-        return encode_pass(granted, identity.public_key, identity.sign) if granted else b""
+        key = b"" if self.is_founder else identity.public_key
+        return encode_pass(granted, key, identity.sign) if granted else b""
 
     async def take_granted(self, welcome: Welcome, granter: Announcement) -> None:
         """Keeps a better chain and, with it, where its granter is."""
@@ -202,7 +204,7 @@ class Credentials:
             return
         passes = (welcome.granted, *welcome.passes)
         try:
-            chain = self._decode_chain(passes)
+            chain = self._decode_chain(passes, self._ports.identity.peer_id)
             _raise_if(credentials.judge_chain(chain, self._ports.identity.peer_id, self._terms(), self._now()))
         except RemoteProtocolError:
             return  # a member that grants nothing of use is a member all the same
@@ -240,7 +242,7 @@ class Credentials:
             version=announcement.version,
             claim=open_claim(announcement.ownership, self._ports.verifier.is_signature_of),
             invite=invite,
-            chain=self._decode_shown_chain(said.passes),
+            chain=self._decode_shown_chain(said.passes, peer),
         )
 
     def _decode_shown_invite(self, text: str) -> Invite:
@@ -249,22 +251,38 @@ class Credentials:
         except RemoteProtocolError as error:
             raise _refusal_error(Refusal(RefusalReason.INVITE_INVALID, error.message)) from None
 
-    def _decode_shown_chain(self, passes: tuple[bytes, ...]) -> tuple[SignedPass, ...]:
+    def _decode_shown_chain(self, passes: tuple[bytes, ...], peer: PeerId) -> tuple[SignedPass, ...]:
         try:
-            return self._decode_chain(passes)
+            return self._decode_chain(passes, peer)
         except RemoteProtocolError as error:
-            raise _refusal_error(Refusal(RefusalReason.PROOF_INVALID, f"{error.message}; use an invite")) from None
+            refusal = Refusal(RefusalReason.PROOF_INVALID, f"{error.message}; use an invite")
+            if error.code is ErrorCode.SIGNATURE_INVALID:
+                text = "the pass is not this peer's: a home serves one machine; use an invite"
+                refusal = Refusal(RefusalReason.PROOF_SENDER_MISMATCH, text)
+            raise _refusal_error(refusal) from None
 
-    def _decode_chain(self, passes: tuple[bytes, ...]) -> tuple[SignedPass, ...]:
-        return tuple(self._open_pass(sealed) for sealed in passes)
+    def _decode_kept_chain(self, passes: tuple[bytes, ...]) -> tuple[SignedPass, ...]:
+        """Nothing where they are not ours, as in a copied home: then the answer to them says so."""
+        try:
+            return self._decode_chain(passes, self._ports.identity.peer_id)
+        except RemoteProtocolError:
+            return ()
 
-    def _open_pass(self, sealed: bytes) -> SignedPass:
+    def _decode_chain(self, passes: tuple[bytes, ...], holder: PeerId) -> tuple[SignedPass, ...]:
+        """Passes of ``holder``: a pass is for whoever signed the one before it."""
+        chain: list[SignedPass] = []
+        for sealed in passes:
+            chain.append(self._open_pass(sealed, chain[-1].signer if chain else holder))
+        return tuple(chain)
+
+    def _open_pass(self, sealed: bytes, holder: PeerId) -> SignedPass:
         """A pass, its signature checked if it was not before."""
-        opened = self._opened.pop(sealed, None)
+        opened = self._opened.pop((holder, sealed), None)
         if opened is None:
-            verifier = self._ports.verifier
-            opened = decode_pass(sealed, verifier.is_signature_of, verifier.peer_id_of)
-        self._opened[sealed] = opened
+            verifier, founder_key = self._ports.verifier, self.requirements.founder_key
+            given = (self.mesh_id, founder_key, verifier.is_signature_of, verifier.peer_id_of)
+            opened = decode_pass(sealed, holder, *given)
+        self._opened[holder, sealed] = opened
         if len(self._opened) > MAX_OPENED_PASSES:
             del self._opened[next(iter(self._opened))]  # the one that was asked for longest ago
         return opened
@@ -295,7 +313,7 @@ class Credentials:
             announced_peer=said.peer_id,
             version=said.version,
             claim=self._trust.open(said.ownership),
-            chain=self._decode_shown_chain(said.passes),
+            chain=self._decode_shown_chain(said.passes, peer),
         )
         return credentials.judge_speaker(shown, self._terms(), self._now())
 

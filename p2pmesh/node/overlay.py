@@ -373,7 +373,8 @@ class Overlay:
         stream = MessageStream(await self._ports.network.open_stream(peer, CONTROL_PROTOCOL, DIAL_TIMEOUT_S))
         own = self.board.seal_own()
         try:
-            await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, attempt.invite, attempt.passes, own))
+            known = self.board.known_hashes()
+            await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, attempt.invite, attempt.passes, own, known))
             welcome = await stream.expect(Welcome, HELLO_TIMEOUT_S)
             announcement = self._decode_own_word(welcome)
             shown = self._check_welcome(welcome, peer, announcement)
@@ -416,7 +417,7 @@ class Overlay:
             await self._runner.put(admission.HelloRefused(peer, error.code))
             raise
         self._admit(shown, hello.announcement)
-        known = self.board.sealed_others(besides=peer)
+        known = self.board.sealed_others(besides=peer, knows=hello.knows)
         own, granted = self.board.seal_own(), self.credentials.grant(shown)
         passes, revocation = self.credentials.passes, self.credentials.sealed_revocation
         await stream.send(Welcome(PROTOCOL_GENERATION, self.mesh_id, passes, own, granted, revocation, known))

@@ -22,7 +22,7 @@ from p2pmesh.sim.traffic import (
     FRAMING_BYTES,
     HANDED_ANNOUNCEMENTS,
     IDENTIFY_BYTES,
-    PASS_BYTES,
+    KNOWN_PEER_BYTES,
     PING_BYTES,
     PING_INTERVAL_S,
     STREAM_BYTES,
@@ -50,7 +50,7 @@ class Arrivals:
     def __init__(self, world: Surroundings) -> None:
         self._world = world
         self._draws = Draws(world.seed, "arrivals")
-        self._announcement_bytes = measure_sizes().announcement[0]
+        self._sizes = measure_sizes()
         self._places: dict[int, int] = {}
         self._reserved: dict[int, dict[int, None]] = {}
 
@@ -141,11 +141,12 @@ class Arrivals:
             else:
                 self._be_joined(member)
             return
-        self._shake_hands(member, other)
-        for said in self._known_of(other):
+        handed = self._known_of(other)
+        self._shake_hands(member, other, len(handed))
+        for said in handed:
             world.tell_shards(member, shards.PeerHeard(said.peer_id, said.shard_depth))
         # What was handed told the depth; who is not of our shards is none of our view.
-        for said in self._known_of(other):
+        for said in handed:
             world.tell_shards(member, shards.PeerGone(said.peer_id))
         delay_us = 6 * world.regions.one_way_us(member.number, other.number)
         world.after(delay_us, partial(self._settle, member))
@@ -209,7 +210,6 @@ class Arrivals:
         return self._world.traits[number].bits[:depth] == member.shards.bits[:depth]
 
     def _connect(self, member: Member, other: Member) -> None:
-        self._shake_hands(member, other)
         for one, two in ((member, other), (other, member)):
             before_us = one.connections.pop(two.number, None)
             if before_us is not None:  # with the run before, of whose end it has not heard
@@ -219,8 +219,7 @@ class Arrivals:
         for one, two in ((member, other), (other, member)):
             if two.said is not None:
                 self._hand(one, two.said)
-        self._hand_known(other, member)
-        self._hand_known(member, other)
+        self._shake_hands(member, other, self._hand_known(other, member))
 
     def _admit(self, one: Member, two: Member) -> None:
         now = Micros(self._world.now_us)
@@ -229,25 +228,27 @@ class Arrivals:
         self._world.events += 2
         self._world.tell(one, ConnectionOpened(two.peer_id))
 
-    def _shake_hands(self, member: Member, other: Member) -> None:
-        """Hello and welcome, paid for."""
-        handed = min(HANDED_ANNOUNCEMENTS, other.machine.live_count) * self._announcement_bytes
-        hello = DIAL_BYTES + IDENTIFY_BYTES + STREAM_BYTES + FRAMING_BYTES + PASS_BYTES + self._announcement_bytes
-        self._world.ledger.exchange(member.number, other.number, Cause.JOINING, hello, hello + handed)
+    def _shake_hands(self, member: Member, other: Member, handed: int) -> None:
+        """Hello and welcome, paid for; the welcome hands over so many announcements of others."""
+        announced = self._sizes.announcement[0]
+        opening = DIAL_BYTES + IDENTIFY_BYTES + STREAM_BYTES + FRAMING_BYTES + self._sizes.chain + announced
+        hello = opening + KNOWN_PEER_BYTES * member.machine.live_count
+        self._world.ledger.exchange(member.number, other.number, Cause.JOINING, hello, opening + handed * announced)
 
     def _known_of(self, member: Member) -> list[Said]:
         known = [] if member.said is None else [member.said]
         return [*known, *member.machine.announcements()[:HANDED_ANNOUNCEMENTS]]
 
-    def _hand_known(self, giver: Member, taker: Member) -> None:
-        """What the giver knows of the taker's shards, up to a welcome's bound, beginning anywhere."""
+    def _hand_known(self, giver: Member, taker: Member) -> int:
+        """Of those that the taker does not say that it knows, those of its shards, up to a welcome's bound, beginning
+        anywhere; how many."""
         machine = giver.machine
         unknown = sorted((giver.viewed - taker.viewed).difference((taker.peer_id,)))
         if not unknown:
-            return
+            return 0
         turn = self._draws.below(len(unknown))
         topics = taker.topics
-        left = HANDED_ANNOUNCEMENTS
+        handed = 0
         for peer_id in unknown[turn:] + unknown[:turn]:
             said = machine.find(peer_id)
             if said is None:
@@ -255,9 +256,10 @@ class Arrivals:
             bits = self._world.traits[said.number].bits[: said.shard_depth]
             if bits in topics and not machine.is_in_doubt(peer_id):
                 self._hand(taker, said)
-                left -= 1
-                if left == 0:
-                    return
+                handed += 1
+                if handed == HANDED_ANNOUNCEMENTS:
+                    break
+        return handed
 
     def _hand(self, taker: Member, said: Said) -> None:
         lives = lives_us(said, self._world.now_us, taker.traits.clock_us, SKEW_US)

@@ -36,10 +36,6 @@ PING_INTERVAL_S = 10
 PING_BYTES = 30
 LINKS_ANNOUNCED = 10
 """One for each connection, about."""
-PASSES_ANNOUNCED = 2
-"""Of whoever came in by a member; by the founder it is one."""
-PASS_BYTES = 420
-"""A pass chain of two with its envelope."""
 REPORT_BYTES = 330
 """A signed report that a peer is down, or that it leaves."""
 PROBE_BYTES = 120
@@ -49,6 +45,8 @@ DHT_RESPONSE_BYTES = 20 * (40 + 36)
 """Twenty closer peers with an address each."""
 HANDED_ANNOUNCEMENTS = 64
 """At most, in a welcome."""
+KNOWN_PEER_BYTES = 2 + 8
+"""One that a hello names as known."""
 
 
 class Cause(IntEnum):
@@ -73,6 +71,8 @@ class WireSizes:
 
     announcement: tuple[int, ...]
     """By the number of models served."""
+    chain: int
+    """The passes that a hello or welcome shows, or that it grants with those above."""
 
     def gossiped(self, data_bytes: int) -> int:
         """What one gossip message costs a receiver, in and out."""
@@ -81,7 +81,8 @@ class WireSizes:
 
 def measure_sizes(max_models: int = 4) -> WireSizes:
     """Encodes typical announcements."""
-    return WireSizes(tuple(_announcement_bytes(count) for count in range(max_models + 1)))
+    chain = sum(len(one) for one in _chain(1_760_000_000_000))
+    return WireSizes(tuple(_announcement_bytes(count) for count in range(max_models + 1)), chain)
 
 
 def _announcement_bytes(models: int) -> int:
@@ -94,14 +95,16 @@ def _announcement_bytes(models: int) -> int:
         engine="llama.cpp cpu", lanes=4, lanes_free=3, decode_tokens_per_s_milli=15_000,
         on_disk=(HeldModel(served.name, served.digest),) * models,
         links=(Link(peer_hash_of(peer_id), 45_000, 2**24, False),) * LINKS_ANNOUNCED,
-        passes=(_a_pass(peer_id, now_ms),) * PASSES_ANNOUNCED,
+        passes=_chain(now_ms),
     )  # fmt: skip
     return len(encode_announcement(announcement, b"0" * 32, lambda _: b"0" * 64))
 
 
-def _a_pass(peer_id: str, now_ms: int) -> bytes:
-    granted = MembershipPass(MESH_ID, peer_id, b"0" * 16, now_ms, now_ms + PASS_LIFE_MS)
-    return encode_pass(granted, b"0" * 32, lambda _: b"0" * 64)
+def _chain(now_ms: int) -> tuple[bytes, ...]:
+    """Passes by a member, and by the founder for that member."""
+    granted = MembershipPass(MESH_ID, "12D3KooW" + "S" * 44, b"0" * 16, now_ms, now_ms + PASS_LIFE_MS)
+    by_founder, by_member = b"", b"0" * 32
+    return tuple(encode_pass(granted, key, lambda _: b"0" * 64) for key in (by_member, by_founder))
 
 
 class TrafficLedger:

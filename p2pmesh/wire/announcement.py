@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from p2pmesh.base.ids import MeshId, PeerId, is_digest, is_mesh_id, is_peer_id
+from p2pmesh.base.errors import ErrorCode, LocalProtocolError
+from p2pmesh.base.ids import MeshId, PeerId, is_peer_id
 from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
@@ -26,22 +26,24 @@ from p2pmesh.base.limits import (
 from p2pmesh.wire.schema import (
     Boolean,
     Bytes,
+    HexBytes,
     Integer,
     ListOf,
-    Record,
+    OpenRow,
     Row,
     Text,
     checked_map,
     declared,
-    from_map,
+    from_open_row,
     is_line,
+    malformed,
     pack,
+    to_open_row,
     unpack,
-    without_defaults,
 )
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
-DOMAIN = b"p2pmesh-announcement-v2"
+DOMAIN = b"p2pmesh-announcement-v3"
 SHORTEST_INTERVAL_MS = 20_000
 LONGEST_INTERVAL_MS = 900_000
 LIFE_INTERVALS = 3
@@ -54,6 +56,7 @@ PEER_HASH_BYTES = 8
 
 _TIME = Integer(0, 2**53)
 _NAME = Text(MAX_NAME_BYTES, is_line)
+_DIGEST = HexBytes(32)
 PEER_ID_SHAPE = Text(128, is_peer_id)
 
 
@@ -83,7 +86,7 @@ class ServedModel:
     """A model that the announcing peer drives and that can be routed to it now."""
 
     name: str = declared(_NAME)
-    digest: str = declared(Text(64, is_digest))
+    digest: str = declared(_DIGEST)
     run_id: bytes = declared(Bytes(16, 16))
     stage_count: int = declared(Integer(1, 64))
     context_tokens: int = declared(Integer(1, 2**31))
@@ -94,7 +97,7 @@ class HeldModel:
     """A model file that lies on the announcing peer's disk."""
 
     name: str = declared(_NAME)
-    digest: str = declared(Text(64, is_digest))
+    digest: str = declared(_DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class Announcement:
     """One peer's state. Newer is (incarnation, sequence); the incarnation grows at each start of the peer."""
 
     peer_id: str = declared(PEER_ID_SHAPE)
-    mesh_id: str = declared(Text(32, is_mesh_id))
+    mesh_id: str = declared(HexBytes(16))
     name: str = declared(_NAME)
     version: str = declared(Text(64, is_line))
     incarnation: int = declared(_TIME)
@@ -122,7 +125,7 @@ class Announcement:
     addresses: tuple[str, ...] = declared(ListOf(Text(MAX_ADDRESS_BYTES, is_line), MAX_ADDRESSES))
     memory_bytes: int = declared(Integer(0, 2**53))
     free_bytes: int = declared(Integer(0, 2**53))
-    models: tuple[ServedModel, ...] = declared(ListOf(Record(ServedModel), MAX_ANNOUNCED_MODELS))
+    models: tuple[ServedModel, ...] = declared(ListOf(OpenRow(ServedModel), MAX_ANNOUNCED_MODELS))
     issued_unix_ms: int = declared(_TIME, 0)
     interval_ms: int = declared(Integer(SHORTEST_INTERVAL_MS, LONGEST_INTERVAL_MS), SHORTEST_INTERVAL_MS)
     shard_depth: int = declared(Integer(0, MAX_SHARD_DEPTH), 0)
@@ -132,7 +135,7 @@ class Announcement:
     lanes_free: int = declared(Integer(0, MAX_LANES * MAX_ANNOUNCED_MODELS), 0)
     decode_tokens_per_s_milli: int = declared(Integer(0, 2**32), 0)
     wanted: tuple[str, ...] = declared(ListOf(_NAME, MAX_ANNOUNCED_WISHES), ())
-    on_disk: tuple[HeldModel, ...] = declared(ListOf(Record(HeldModel), MAX_ANNOUNCED_FILES), ())
+    on_disk: tuple[HeldModel, ...] = declared(ListOf(OpenRow(HeldModel), MAX_ANNOUNCED_FILES), ())
     links: tuple[Link, ...] = declared(ListOf(Row(Link), MAX_ANNOUNCED_LINKS), ())
     ownership: bytes = declared(Bytes(0, MAX_OWNERSHIP_CLAIM_BYTES), b"")
     passes: tuple[bytes, ...] = declared(ListOf(Bytes(1, MAX_PASS_BYTES), MAX_PASSES), ())
@@ -145,9 +148,12 @@ class Announcement:
 
 
 def encode_announcement(announcement: Announcement, public_key: bytes, sign: Sign) -> bytes:
-    """Signed bytes. ``LocalProtocolError`` where no reader would take them: announce fewer models or addresses."""
-    plain = without_defaults(announcement, checked_map(announcement))
-    sealed = seal(DOMAIN, pack(plain), public_key, sign)
+    """Signed bytes. ``LocalProtocolError`` where no reader would take them: announce fewer models or addresses.
+
+    The peer id is not written: it is that of the key, which must be the speaker's own.
+    """
+    checked_map(announcement)
+    sealed = seal(DOMAIN, pack(to_open_row(announcement)[1:]), public_key, sign)
     if len(sealed) > MAX_ANNOUNCEMENT_BYTES:
         raise LocalProtocolError(
             ErrorCode.MESSAGE_TOO_LARGE, f"an announcement of {len(sealed)} bytes; allowed are {MAX_ANNOUNCEMENT_BYTES}"
@@ -156,9 +162,9 @@ def encode_announcement(announcement: Announcement, public_key: bytes, sign: Sig
 
 
 def decode_announcement(data: bytes, verify: Verify, peer_id_of: Callable[[bytes], PeerId]) -> Announcement:
-    """A checked announcement (but for its time): signed by the very peer that it speaks of."""
+    """A checked announcement (but for its time) of the peer that signed it."""
     envelope = unseal(DOMAIN, data, verify, MAX_ANNOUNCEMENT_BYTES, "an announcement")
-    announcement = from_map(Announcement, unpack(envelope.payload, "announcement"), "announcement")
-    if peer_id_of(envelope.key) != announcement.peer_id:
-        raise RemoteProtocolError(ErrorCode.SIGNATURE_INVALID, "an announcement speaks for another peer")
-    return announcement
+    plain = unpack(envelope.payload, "announcement")
+    if not isinstance(plain, list):
+        raise malformed("announcement", f"a list expected, not {type(plain).__name__}")
+    return from_open_row(Announcement, [peer_id_of(envelope.key), *plain], "announcement")

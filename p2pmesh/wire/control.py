@@ -22,6 +22,7 @@ from p2pmesh.base.limits import (
     MAX_CLAIM_PEERS,
     MAX_CONTROL_MESSAGE_BYTES,
     MAX_INVITE_BYTES,
+    MAX_KNOWN_PEERS,
     MAX_LANES,
     MAX_LAYERS,
     MAX_LEASE_MS,
@@ -45,7 +46,7 @@ from p2pmesh.base.limits import (
     MAX_VARINT_BYTES,
     MIN_LEASE_MS,
 )
-from p2pmesh.wire.announcement import PEER_ID_SHAPE
+from p2pmesh.wire.announcement import PEER_HASH_BYTES, PEER_ID_SHAPE
 from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.generation import MAX_SEED
 from p2pmesh.wire.schema import (
@@ -89,6 +90,8 @@ class Hello:
     invite: str = declared(Text(MAX_INVITE_BYTES))
     passes: tuple[bytes, ...] = declared(_PASSES)
     announcement: bytes = declared(_ANNOUNCEMENT)
+    knows: tuple[bytes, ...] = declared(ListOf(Bytes(PEER_HASH_BYTES, PEER_HASH_BYTES), MAX_KNOWN_PEERS), ())
+    """Hashes of peers whose announcements the sender holds, and need not be handed."""
 
 
 @dataclass(frozen=True, slots=True)

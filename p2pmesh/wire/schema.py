@@ -22,6 +22,7 @@ T = TypeVar("T")
 _SHAPE = "shape"
 _ABSENT = object()
 # C0 and C1 controls, line separators, and the marks that reorder text: they would forge log lines and terminal output.
+_HEX = re.compile("[0-9a-f]*")
 _NOT_IN_A_LINE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -104,6 +105,21 @@ class Bytes:
         if not self.min_bytes <= len(value) <= self.max_bytes:
             raise malformed(where, f"{len(value)} bytes; allowed {self.min_bytes} to {self.max_bytes}")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class HexBytes:
+    """Lower-case hex digits in the record, the ``count`` bytes that they mean on the wire: half as many."""
+
+    count: int
+
+    def encode(self, value: Any) -> Any:
+        data = bytes.fromhex(value) if _HEX.fullmatch(value) and len(value) == 2 * self.count else None
+        return value if data is None else data  # text, which no reader takes
+
+    def decode(self, value: Any, where: str) -> str:
+        data: bytes = Bytes(self.count, self.count).decode(value, where)
+        return data.hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +239,19 @@ class Row:
         return from_map(self.cls, dict(zip(names, value, strict=True)), where)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRow:
+    """A row that later versions may make longer; without the values at its end that are defaults."""
+
+    cls: type
+
+    def encode(self, value: Any) -> Any:
+        return to_open_row(value)
+
+    def decode(self, value: Any, where: str) -> Any:
+        return from_open_row(self.cls, value, where)
+
+
 def declared(shape: Shape, default: Any = _ABSENT) -> Any:
     """A dataclass field of a record; with a default it may be missing on the wire."""
     if default is _ABSENT:
@@ -249,6 +278,25 @@ def without_defaults(record: Any, plain: dict[str, Any]) -> dict[str, Any]:
     """``plain``, the map of ``record``, without the fields that a reader fills in by itself."""
     defaults = {f.name: f.default for f in fields(record) if f.default is not f.default_factory}
     return {name: value for name, value in plain.items() if getattr(record, name) != defaults.get(name, _ABSENT)}
+
+
+def to_open_row(record: Any) -> list[Any]:
+    """A record as the list of its values, but for those at the end that a reader fills in by itself."""
+    plain = to_map(record)
+    present = without_defaults(record, plain)
+    names = list(plain)
+    while names and names[-1] not in present:
+        names.pop()
+    return [plain[name] for name in names]
+
+
+def from_open_row(cls: type[T], value: Any, where: str) -> T:
+    """The record of a decoded list: values that are missing at its end have their defaults, more are left out."""
+    if not isinstance(value, list):
+        raise malformed(where, f"a list expected, not {type(value).__name__}")
+    assert is_dataclass(cls)
+    names = [f.name for f in fields(cls)]
+    return from_map(cls, dict(zip(names, value, strict=False)), where)
 
 
 def from_map(cls: type[T], value: Any, where: str) -> T:

@@ -18,7 +18,7 @@ from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
 from p2pmesh.model.package import PackageManifest, check_manifest, read_manifest
 from p2pmesh.wire import begin, control, engine, stage
 from tests.wire import vectors
-from tests.wire.keys import FOUNDER, peer_id_of, verify
+from tests.wire.keys import FOUNDER, JOINER, peer_id_of, verify
 
 Read = Callable[[bytes], object]
 
@@ -48,6 +48,7 @@ _GIVEN: dict[str, Any] = {
     "founder_key": FOUNDER.public_key,
     "mesh_id": FOUNDER.mesh_id,
     "peer": FOUNDER.peer_id,
+    "holder": JOINER.peer_id,
     "nonce": bytes(16),
     "limit": MAX_CONTROL_MESSAGE_BYTES,
 }

@@ -10,14 +10,15 @@ from trio.testing import MockClock
 
 from p2pmesh.adapters.identity import NodeIdentity
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
-from p2pmesh.base.ids import MeshId
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_UNADMITTED_MESSAGE_BYTES, PROTOCOL_GENERATION, STAGE_PROTOCOL
 from p2pmesh.core.admission import AdmissionPolicy
 from p2pmesh.core.standing import Founding
 from p2pmesh.node import credentials
+from p2pmesh.node.announcements import AnnouncementBoard
 from p2pmesh.node.channels import FrameStream, MessageStream
 from p2pmesh.ports.network import PeerDisconnected
-from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, topic_of
+from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, peer_hash_of, topic_of
 from p2pmesh.wire.control import Done, FetchArtifact, Generate, Hello, ProbeRun, SamplingEntry, Welcome, encode_varint
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.membership_pass import MembershipPass, decode_pass, encode_pass
@@ -92,6 +93,30 @@ async def test_both_sides_of_a_hello_admit_each_other_and_learn_the_others(autoj
         assert second.node.overlay.mesh_id == founder.node.overlay.mesh_id
         await second.node.overlay.ensure_admitted(first.peer)
         assert first.node.overlay.is_admitted(second.peer)
+
+
+async def test_a_welcome_hands_over_whom_the_hello_does_not_know(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        members = [await mesh.join(name, founder) for name in ("first", "second", "third")]
+        identity = fake_identity("stranger")
+        async with mesh.overlay.open_network(identity.peer_id) as network:
+            stranger = Stranger(network, identity, founder)
+            welcome = await stranger.say(stranger.hello(knows=tuple(peer_hash_of(one.peer) for one in members[:2])))
+        assert len(welcome.known) == 1
+        said: list[tuple[bytes, ...]] = []
+        sealed_others = AnnouncementBoard.sealed_others
+
+        def listen(board: AnnouncementBoard, besides: PeerId, knows: tuple[bytes, ...]) -> tuple[bytes, ...]:
+            said.append(knows)
+            return sealed_others(board, besides, knows)
+
+        monkeypatch.setattr(AnnouncementBoard, "sealed_others", listen)
+        first, second, third = members
+        await first.node.overlay.ensure_admitted(second.peer)
+        assert {*said[0]} >= {peer_hash_of(one.peer) for one in (founder, second, third)}
 
 
 async def test_a_member_hands_on_the_invite_it_came_with(autojump_clock: MockClock) -> None:
@@ -333,7 +358,8 @@ def passed(name: str, by: MeshNode, **changes: Any) -> tuple[bytes, ...]:
     granted = MembershipPass(
         by.node.overlay.mesh_id, fake_identity(name).peer_id, b"i" * 16, now, now + PASS_LIFE_MS - DAY_MS
     )
-    sealed = encode_pass(replace(granted, **changes), signer.public_key, signer.sign)
+    key = b"" if by.node.overlay.is_founder else signer.public_key
+    sealed = encode_pass(replace(granted, **changes), key, signer.sign)
     return (sealed, *by.node.overlay.credentials.passes)
 
 

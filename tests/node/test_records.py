@@ -39,7 +39,7 @@ class Lonely(ShardMachine):
 def _without_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does anybody hand on what third peers announced: a view is who said hello."""
     monkeypatch.setattr(topics.shards, "ShardMachine", Lonely)
-    monkeypatch.setattr(AnnouncementBoard, "sealed_others", lambda board, besides: ())
+    monkeypatch.setattr(AnnouncementBoard, "sealed_others", lambda board, besides, knows: ())
 
 
 async def chain(mesh: Mesh, count: int) -> list[MeshNode]:

@@ -421,7 +421,7 @@ async def test_a_node_that_leaves_announces_nothing_more(autojump_clock: MockClo
 async def test_an_announcement_that_does_not_fit_leaves_out_what_matters_least(autojump_clock: MockClock) -> None:
     async def test(stage: Stage) -> None:
         board = stage.board
-        models = tuple(replace(MODEL, name="m" * 240 + f"{n:03}") for n in range(60))
+        models = tuple(replace(MODEL, name="m" * 250 + f"{n:03}") for n in range(64))
         board.change_own(
             models=models,
             on_disk=tuple(HeldModel("f" * 250, MODEL.digest) for _ in range(40)),

@@ -85,5 +85,5 @@ def test_bytes_go_to_both_ends_and_to_their_cause() -> None:
 
 def test_an_announcement_costs_what_its_encoding_takes_and_more_for_each_model() -> None:
     sizes = measure_sizes().announcement
-    assert 700 < sizes[0] < sizes[1] < sizes[2] < 3000
+    assert 600 < sizes[0] < sizes[1] < sizes[2] < 3000
     assert measure_sizes().gossiped(sizes[0]) > 2.7 * sizes[0]

@@ -11,9 +11,11 @@ from p2pmesh.wire import control
 from p2pmesh.wire.schema import (
     Boolean,
     Bytes,
+    HexBytes,
     Integer,
     Line,
     ListOf,
+    OpenRow,
     Optional,
     Real,
     Record,
@@ -38,6 +40,12 @@ def text_of(shape: Text) -> st.SearchStrategy[str]:
     return text.filter(is_line) if shape.rule is is_line else text
 
 
+def bytes_of(shape: Bytes | HexBytes) -> st.SearchStrategy[Any]:
+    if isinstance(shape, HexBytes):
+        return st.binary(min_size=shape.count, max_size=shape.count).map(bytes.hex)
+    return st.binary(min_size=shape.min_bytes, max_size=min(shape.max_bytes, max(shape.min_bytes, 300)))
+
+
 def values_of(shape: Shape) -> st.SearchStrategy[Any]:
     """Values that the shape takes."""
     match shape:
@@ -45,8 +53,8 @@ def values_of(shape: Shape) -> st.SearchStrategy[Any]:
             return text_of(shape)
         case Line(max_bytes=size):
             return st.text(max_size=_LONG).map(lambda text: as_line(text, size))
-        case Bytes(min_bytes=low, max_bytes=high):
-            return st.binary(min_size=low, max_size=min(high, max(low, 300)))
+        case Bytes() | HexBytes():
+            return bytes_of(shape)
         case Integer(lowest=low, highest=high):
             return st.integers(low, high)
         case Real():
@@ -57,7 +65,7 @@ def values_of(shape: Shape) -> st.SearchStrategy[Any]:
             return st.none() | values_of(inner)
         case Boolean():
             return st.booleans()
-        case Record(cls=cls) | Row(cls=cls):
+        case Record(cls=cls) | Row(cls=cls) | OpenRow(cls=cls):
             return records_of(cls)
     raise AssertionError(shape)
 

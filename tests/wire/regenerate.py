@@ -41,6 +41,7 @@ PASS = membership_pass.MembershipPass(
 REVOCATION = revocation.Revocation(
     FOUNDER.mesh_id, 3, ISSUED_MS, (bytes(range(48, 64)),), (bytes(range(64, 80)),), (STRANGER.peer_id,)
 )
+FOUNDERS_PASS = membership_pass.encode_pass(PASS, b"", FOUNDER.sign)
 SERVED = announcement.ServedModel("smollm2-135m", DIGEST, RUN_ID, 2, 4096)
 
 
@@ -63,12 +64,11 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         said, models=(SERVED,), expires_unix_ms=ISSUED_MS + announcement.life_ms(160_000), interval_ms=160_000,
         shard_depth=2, is_dht_server=True, engine="llama.cpp cpu", lanes=4, lanes_free=3,
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
-        passes=(membership_pass.encode_pass(PASS, FOUNDER.public_key, FOUNDER.sign),),
+        passes=(FOUNDERS_PASS,),
     )  # fmt: skip
 
 
 sealed_invite = sealing(invite.DOMAIN, FOUNDER)
-sealed_pass = sealing(membership_pass.DOMAIN, FOUNDER)
 sealed_revocation = sealing(revocation.DOMAIN, FOUNDER)
 sealed_announcement = sealing(announcement.DOMAIN, JOINER)
 
@@ -105,7 +105,7 @@ def invites() -> Case:
         "one bit of the payload flipped": armour(flipped(sealed_invite(plain), 40)),
         "bytes after the envelope": armour(sealed_invite(plain) + b"\0"),
         "signed for announcements": armour(sealed_invite(plain, FOUNDER, announcement.DOMAIN)),
-        "signed for passes": armour(sealed_invite(plain, FOUNDER, membership_pass.DOMAIN)),
+        "signed for revocations": armour(sealed_invite(plain, FOUNDER, revocation.DOMAIN)),
     }
     changes: dict[str, Case] = {
         "id of 15 bytes": {"invite_id": bytes(15)},
@@ -153,39 +153,64 @@ def valid_invite(name: str, value: invite.Invite, now_unix_ms: int) -> Case:
 
 
 def passes() -> Case:
-    plain = to_map(PASS)
-    sealed = sealed_pass(plain)
     by_member = replace(PASS, peer_id=STRANGER.peer_id)
     valid = [
-        {"name": "by the founder", "bytes": sealed.hex(), "signer": FOUNDER.name, "value": vectors.to_json(PASS)},
+        {"name": "by the founder", "bytes": FOUNDERS_PASS.hex(), "holder": JOINER.name, "signer": FOUNDER.name,
+         "value": vectors.to_json(PASS)},
         {
             "name": "by a member",
             "bytes": membership_pass.encode_pass(by_member, JOINER.public_key, JOINER.sign).hex(),
+            "holder": STRANGER.name,
             "signer": JOINER.name,
             "value": vectors.to_json(by_member),
         },
-    ]
+    ]  # fmt: skip
+    written = to_map(membership_pass.WrittenPass(
+        PASS.invite_id, PASS.issued_unix_ms, PASS.expires_unix_ms, b"",
+        FOUNDER.sign(pass_message(membership_pass.DOMAIN, PASS)),
+    ))  # fmt: skip
     changes: dict[str, Case] = {
-        "mesh id of 31 digits": {"mesh_id": "a" * 31},
-        "mesh id in upper case": {"mesh_id": FOUNDER.mesh_id.upper()},
-        "peer id with a letter base58 lacks": {"peer_id": "0" * 40},
         "invite id of 17 bytes": {"invite_id": bytes(17)},
+        "invite id as text": {"invite_id": "0" * 16},
         "negative time": {"issued_unix_ms": -1},
         "expiry of true": {"expires_unix_ms": True},
+        "expiry beyond 2^53": {"expires_unix_ms": 2**53 + 1},
+        "key of 31 bytes": {"signer_key": bytes(31)},
+        "key of one byte": {"signer_key": b"k"},
+        "key of 33 bytes": {"signer_key": bytes(33)},
+        "key of nil": {"signer_key": None},
+        "signature of 63 bytes": {"signature": bytes(63)},
     }
-    cases = [(name, sealed_pass({**plain, **change}), "message_malformed") for name, change in changes.items()]
+    cases = [
+        (name, pack(list({**written, **change}.values())), "message_malformed") for name, change in changes.items()
+    ]
+    unfit: dict[str, bytes] = {
+        "signed for invites": pass_message(invite.DOMAIN, PASS),
+        "of another peer": pass_message(membership_pass.DOMAIN, by_member),
+        "of another overlay": pass_message(membership_pass.DOMAIN, replace(PASS, mesh_id=STRANGER.mesh_id)),
+        "of a longer life": pass_message(membership_pass.DOMAIN, replace(PASS, issued_unix_ms=ISSUED_MS - 1)),
+    }
     cases += [
         ("no bytes", b"", "message_malformed"),
-        ("payload without a peer", sealed_pass({k: v for k, v in plain.items() if k != "peer_id"}),
-         "message_malformed"),
-        ("bytes after the envelope", sealed + b"\xc0", "message_malformed"),
-        ("signed for invites", sealed_pass(plain, FOUNDER, invite.DOMAIN), "signature_invalid"),
-        ("one bit of the signature flipped", flipped(sealed, len(sealed) - 1), "signature_invalid"),
+        ("a map", pack({"signature": written["signature"]}), "message_malformed"),
+        ("without its signature", pack(list(written.values())[:-1]), "message_malformed"),
+        ("a value more", pack([*written.values(), 0]), "message_malformed"),
+        ("bytes after the row", FOUNDERS_PASS + b"\xc0", "message_malformed"),
+        ("cut by one byte", FOUNDERS_PASS[:-1], "message_malformed"),
+        ("one bit of the signature flipped", flipped(FOUNDERS_PASS, len(FOUNDERS_PASS) - 1), "signature_invalid"),
+        ("by a member that names the founder", pack(list({**written, "signature": JOINER.sign(
+            pass_message(membership_pass.DOMAIN, PASS))}.values())), "signature_invalid"),
+        *((name, pack(list({**written, "signature": FOUNDER.sign(message)}.values())), "signature_invalid")
+          for name, message in unfit.items()),
     ]  # fmt: skip
     invalid: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in cases]
-    invalid.append({"name": "1025 bytes", "parts": [["c1", 1025]], "error": "message_too_large"})
+    invalid.append({"name": "161 bytes", "parts": [["c1", 161]], "error": "message_too_large"})
     document = {"domain": membership_pass.DOMAIN.decode(), "keys": key_table(FOUNDER, JOINER, STRANGER)}
-    return {**document, "valid": valid, "invalid": invalid}
+    return {**document, "mesh_id": FOUNDER.mesh_id, "holder": JOINER.name, "valid": valid, "invalid": invalid}
+
+
+def pass_message(domain: bytes, granted: membership_pass.MembershipPass) -> bytes:
+    return domain + b"\0" + pack(list(to_map(granted).values()))
 
 
 def revocations() -> Case:
@@ -211,7 +236,7 @@ def revocations() -> Case:
         ("no bytes", b"", "message_malformed"),
         ("cut by one byte", sealed[:-1], "message_malformed"),
         ("signed by a member", sealed_revocation(plain, JOINER), "signature_invalid"),
-        ("signed for passes", sealed_revocation(plain, FOUNDER, membership_pass.DOMAIN), "signature_invalid"),
+        ("signed for invites", sealed_revocation(plain, FOUNDER, invite.DOMAIN), "signature_invalid"),
         ("one bit of the payload flipped", flipped(sealed, 60), "signature_invalid"),
         ("of another mesh", sealed_revocation({**plain, "mesh_id": STRANGER.mesh_id}), "invite_foreign"),
     ]
@@ -238,10 +263,11 @@ def announcements() -> Case:
         for key in (FOUNDER, JOINER)
     ]
     good = to_map(announcement_of(JOINER))
-    sealed = sealed_announcement(good)
-    model = to_map(SERVED)
+    del good["peer_id"]  # that of the key
+    row = list(good.values())
+    sealed = sealed_announcement(row)
+    model = list(to_map(SERVED).values())
     changes: dict[str, Case] = {
-        "peer id with a letter base58 lacks": {"peer_id": "0" * 40},
         "name longer than 256 bytes": {"name": "n" * 257},
         "line feed in the name": {"name": "a\nb"},
         "text reordered by a mark in the name": {"name": "a\u202eb"},
@@ -254,10 +280,13 @@ def announcements() -> Case:
         "33 addresses": {"addresses": ["/ip4/192.0.2.7/tcp/1"] * 33},
         "address of 513 bytes": {"addresses": ["/" * 513]},
         "65 models": {"models": [model] * 65},
-        "model without a run id": {"models": [{k: v for k, v in model.items() if k != "run_id"}]},
-        "model of 65 stages": {"models": [{**model, "stage_count": 65}]},
-        "model digest of 63 digits": {"models": [{**model, "digest": "a" * 63}]},
-        "mesh id of 31 digits": {"mesh_id": "a" * 31},
+        "model without a context": {"models": [model[:-1]]},
+        "model as a map": {"models": [to_map(SERVED)]},
+        "model of 65 stages": {"models": [[*model[:3], 65, model[4]]]},
+        "model digest of 31 bytes": {"models": [[model[0], bytes(31), *model[2:]]]},
+        "model digest in digits": {"models": [[model[0], DIGEST, *model[2:]]]},
+        "mesh id of 15 bytes": {"mesh_id": bytes(15)},
+        "mesh id in digits": {"mesh_id": FOUNDER.mesh_id},
         "interval of a second": {"interval_ms": 1000},
         "interval of an hour": {"interval_ms": 3_600_000},
         "shard at depth 17": {"shard_depth": 17},
@@ -267,8 +296,8 @@ def announcements() -> Case:
         "negative lanes_free": {"lanes_free": -1},
         "speed as a float": {"decode_tokens_per_s_milli": 12.5},
         "17 wanted models": {"wanted": ["m"] * 17},
-        "33 files": {"on_disk": [to_map(HELD)] * 33},
-        "file without a digest": {"on_disk": [{"name": "m"}]},
+        "33 files": {"on_disk": [list(to_map(HELD).values())] * 33},
+        "file without a digest": {"on_disk": [["m"]]},
         "65 links": {"links": [LINK_ROW] * 65},
         "link as a map": {"links": [to_map(LINKS[0])]},
         "link of three values": {"links": [LINK_ROW[:3]]},
@@ -281,28 +310,39 @@ def announcements() -> Case:
         "claim of 1025 bytes": {"ownership": bytes(1025)},
         "claim as text": {"ownership": "claim"},
         "9 passes": {"passes": [b"p"] * 9},
-        "pass of 1025 bytes": {"passes": [bytes(1025)]},
+        "pass of 161 bytes": {"passes": [bytes(161)]},
         "empty pass": {"passes": [b""]},
         "pass as text": {"passes": ["pass"]},
         "pass that is not in a list": {"passes": b"pass"},
     }
-    cases = [(name, sealed_announcement({**good, **change}), "message_malformed") for name, change in changes.items()]
+    changed = {name: list({**good, **change}.values()) for name, change in changes.items()}
+    cases = [(name, sealed_announcement(values), "message_malformed") for name, values in changed.items()]
     cases += [
         ("no bytes", b"", "message_malformed"),
-        ("payload is a list", sealed_announcement(list(good.values())), "message_malformed"),
-        ("payload without a name", sealed_announcement({k: v for k, v in good.items() if k != "name"}),
-         "message_malformed"),
+        ("payload is a map", sealed_announcement(good), "message_malformed"),
+        ("payload is a number", sealed_announcement(7), "message_malformed"),
+        ("payload of no values", sealed_announcement([]), "message_malformed"),
+        ("payload without models", sealed_announcement(row[:9]), "message_malformed"),
+        ("payload that begins with a peer id", sealed_announcement([JOINER.peer_id, *row]), "message_malformed"),
         ("bytes after the envelope", sealed + b"\xc0", "message_malformed"),
         ("cut by one byte", sealed[:-1], "message_malformed"),
-        ("signed by another peer", sealed_announcement(good, STRANGER), "signature_invalid"),
-        ("signed for invites", sealed_announcement(good, JOINER, invite.DOMAIN), "signature_invalid"),
+        ("signed by another than the key's peer", sealed.replace(JOINER.public_key, STRANGER.public_key),
+         "signature_invalid"),
+        ("signed for invites", sealed_announcement(row, JOINER, invite.DOMAIN), "signature_invalid"),
         ("one bit of the payload flipped", flipped(sealed, 120), "signature_invalid"),
         ("one bit of the signature flipped", flipped(sealed, len(sealed) - 1), "signature_invalid"),
     ]  # fmt: skip
     invalid: list[Case] = [{"name": name, "bytes": data.hex(), "error": error} for name, data, error in cases]
     invalid.append({"name": "32769 bytes", "parts": [["c1", 32769]], "error": "message_too_large"})
+    readable = [
+        {"name": "with defaults at its end", "bytes": sealed_announcement(row).hex(),
+         "value": vectors.to_json(announcement_of(JOINER))},
+        {"name": "with a value of a later version", "bytes": sealed_announcement([*row, 7]).hex(),
+         "value": vectors.to_json(announcement_of(JOINER))},
+    ]  # fmt: skip
     document = {"domain": announcement.DOMAIN.decode(), "keys": key_table(FOUNDER, JOINER, STRANGER)}
-    return {**document, "topic": announcement.topic_of(FOUNDER.mesh_id), "valid": valid, "invalid": invalid}
+    found = {"valid": valid, "readable": readable, "invalid": invalid}
+    return {**document, "topic": announcement.topic_of(FOUNDER.mesh_id), **found}
 
 
 # --- control ------------------------------------------------------------------
@@ -311,7 +351,7 @@ def control_messages() -> list[tuple[str, Any]]:
     of_founder, of_joiner = (
         announcement.encode_announcement(announcement_of(key), key.public_key, key.sign) for key in (FOUNDER, JOINER)
     )
-    granted, revoked = sealed_pass(to_map(PASS)), sealed_revocation(to_map(REVOCATION))
+    granted, revoked = FOUNDERS_PASS, sealed_revocation(to_map(REVOCATION))
     stages = (
         control.StageEntry(FOUNDER.peer_id, 0, 15, ADDRESSES),
         control.StageEntry(JOINER.peer_id, 15, 30, ADDRESSES),
@@ -321,7 +361,8 @@ def control_messages() -> list[tuple[str, Any]]:
     chat = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
     return [
         ("hello of a joiner", control.Hello(1, FOUNDER.mesh_id, line, (), of_joiner)),
-        ("hello of a member", control.Hello(1, FOUNDER.mesh_id, "", (granted,), of_joiner)),
+        ("hello of a member", control.Hello(1, FOUNDER.mesh_id, "", (granted,), of_joiner,
+                                            (announcement.peer_hash_of(STRANGER.peer_id),))),
         ("hello of the founder", control.Hello(1, FOUNDER.mesh_id, "", (), of_founder)),
         ("welcome by the founder", control.Welcome(1, FOUNDER.mesh_id, (), of_founder, granted, b"", (of_joiner,))),
         ("welcome by a member", control.Welcome(1, FOUNDER.mesh_id, (granted,), of_joiner, b"", revoked, ())),
@@ -397,8 +438,11 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("hello of a member", {
         "hello with 9 passes": {"passes": [b"x"] * 9},
         "hello with an empty pass": {"passes": [b""]},
-        "hello with a pass of 1025 bytes": {"passes": [bytes(1025)]},
+        "hello with a pass of 161 bytes": {"passes": [bytes(161)]},
         "hello with a pass as text": {"passes": ["x"]},
+        "hello that knows 257 peers": {"knows": [bytes(8)] * 257},
+        "hello that knows a hash of 9 bytes": {"knows": [bytes(9)]},
+        "hello that knows a peer by its id": {"knows": [STRANGER.peer_id]},
     }),
     ("hello of a joiner", {
         "hello without passes": {"passes": ...},
@@ -407,7 +451,7 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "welcome with 65 announcements": {"known": [b"x"] * 65},
         "welcome with a map of announcements": {"known": {}},
         "welcome with a grant of nil": {"granted": None},
-        "welcome with a grant of 1025 bytes": {"granted": bytes(1025)},
+        "welcome with a grant of 161 bytes": {"granted": bytes(161)},
         "welcome without a revocation": {"revocation": ...},
         "welcome with a revocation of 49153 bytes": {"revocation": bytes(49153)},
     }),

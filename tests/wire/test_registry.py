@@ -45,6 +45,7 @@ RECORDS = {
     "requirements": requirements.MeshRequirements,
     "invite": invite.Invite,
     "membership_pass": membership_pass.MembershipPass,
+    "written_pass": membership_pass.WrittenPass,
     "revocation": revocation.Revocation,
     "route_entry": control.RouteEntry,
     "announcement": announcement.Announcement,
@@ -213,7 +214,7 @@ def test_the_announcement_and_invite_documents_name_every_field() -> None:
         ),
         ("invite.md", (invite.Invite, requirements.MeshRequirements)),
         ("liveness.md", (liveness.LifeProof, liveness.DownReport, liveness.Leaving)),
-        ("membership.md", (membership_pass.MembershipPass, revocation.Revocation)),
+        ("membership.md", (membership_pass.MembershipPass, membership_pass.WrittenPass, revocation.Revocation)),
     ):
         text = (PROTOCOLS / document).read_text()
         assert [f.name for cls in classes for f in fields(cls) if f"`{f.name}`" not in text] == []

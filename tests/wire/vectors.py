@@ -7,7 +7,7 @@ from typing import Any
 
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_UNADMITTED_MESSAGE_BYTES
 from p2pmesh.wire import control, stage
-from p2pmesh.wire.schema import Bytes, ListOf, Optional, Record, Row, Shape
+from p2pmesh.wire.schema import Bytes, ListOf, OpenRow, Optional, Record, Row, Shape
 
 DIRECTORY = Path(__file__).parents[2] / "protocols" / "vectors"
 
@@ -51,7 +51,7 @@ def _plain(shape: Shape, value: Any) -> Any:
             return tuple(_plain(item, part) for part in value)
         case Optional(inner=inner):
             return _plain(inner, value)
-        case Record(cls=cls) | Row(cls=cls):
+        case Record(cls=cls) | Row(cls=cls) | OpenRow(cls=cls):
             return from_json(cls, value)
     return value
 
