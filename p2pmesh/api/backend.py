@@ -47,6 +47,9 @@ class Backend(Protocol):
     def status(self) -> dict[str, Any]:
         """What ``GET /api/status`` answers: values that JSON can hold."""
 
+    def peers(self) -> dict[str, Any]:
+        """What ``GET /api/peers`` answers: peers and links as ``p2pmesh plan`` reads them; ``Refused`` at the start."""
+
     def new_request_id(self) -> bytes:
         """128 fresh random bits."""
 

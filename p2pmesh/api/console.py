@@ -21,7 +21,7 @@ from p2pmesh.api.exchange import Exchange, send_error
 from p2pmesh.api.invites import InviteDesk, invite_routes
 from p2pmesh.api.json_response import error_response, json_response
 from p2pmesh.api.openai.app import answer_http_exception
-from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -39,12 +39,19 @@ def console_app(
     async def status(request: Request) -> Response:
         return guard(request) or json_response(backend.status())
 
+    async def peers(request: Request) -> Response:
+        try:
+            return guard(request) or json_response(backend.peers())
+        except P2PMeshError as error:
+            return error_response(error)
+
     async def live(request: Request) -> Response:
         return json_response({"status": "live"})
 
     app = Starlette(
         routes=[
             Route("/api/status", status, methods=["GET"]),
+            Route("/api/peers", peers, methods=["GET"]),
             Route("/livez", live, methods=["GET"]),
             *(invite_routes(desk, guard) if desk is not None else ()),
         ],

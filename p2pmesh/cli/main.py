@@ -135,6 +135,12 @@ def _peer(args: Namespace) -> int:
     return run_peer(args)
 
 
+def _plan(args: Namespace) -> int:
+    from p2pmesh.cli.plan import run_plan
+
+    return run_plan(args)
+
+
 def _bench_decode(args: Namespace) -> int:
     options = bench_decode_options(args)
     from p2pmesh.app.bench import run_decode
@@ -188,6 +194,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
     "certify wire": run_certify_wire,
     "certify families": run_certify_families,
+    "plan": _plan,
     "bench decode": _bench_decode,
     "bench codecs": _bench_codecs,
     "bench overlay": _bench_overlay,

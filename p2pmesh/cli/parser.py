@@ -29,6 +29,7 @@ from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
+from p2pmesh.cli.plan_parser import add_plan
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_invite(commands)
     add_peer(commands)
     add_certify(commands)
+    add_plan(commands)
     _add_bench(commands)
     _add_simulate(commands)
     return parser

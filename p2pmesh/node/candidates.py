@@ -14,10 +14,16 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.planning.request import PlanningPeer
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.clock import Clock
+from p2pmesh.wire.announcement import Announcement
 
 MAX_MET_AT_ONCE = 16
 MEET_AGAIN_S = 30.0
 """A peer that could not be reached is not tried again before this long."""
+
+
+def is_behind_nat(peer: Announcement) -> bool:
+    """Whether a peer names only addresses at relays."""
+    return bool(peer.addresses) and all("/p2p-circuit" in address for address in peer.addresses)
 
 
 class Candidates:
@@ -41,6 +47,7 @@ class Candidates:
                 a.free_bytes,
                 trust.rank(a),
                 has_model=any(held.digest == digest for held in a.on_disk),
+                is_behind_nat=is_behind_nat(a),
             )
             for a in trusted
         )

@@ -26,6 +26,7 @@ from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
+from p2pmesh.node.peers_view import describe_peers
 from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
@@ -203,6 +204,10 @@ class Node:
             self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates(),
             self.liveness,
         ) | {"artifacts": self.artifacts.describe()}  # fmt: skip
+
+    def peers(self) -> dict[str, Any]:
+        """What a plan is made from."""
+        return describe_peers(self.overlay, self.stages.free_bytes, self.links.matrix())
 
     def change_trust(self, trust: TrustStore) -> None:
         """The operator trusts differently from now on."""

@@ -52,3 +52,13 @@ async def test_a_page_of_the_console_itself_may_ask() -> None:
 async def test_liveness_needs_no_token() -> None:
     assert (await get("/livez")).status == 200
     assert (await get("/nothing")).json()["error"]["code"] == "route_unknown"
+
+
+async def test_peers_stand_behind_the_token_too_and_are_refused_while_the_node_starts() -> None:
+    assert (await get("/api/peers")).status == 401
+    client = await get("/api/peers", authorization=f"Bearer {TOKEN}")
+    assert (client.status, client.json()["coordinator"]) == (200, "fake")
+    starting = AsgiClient()
+    app = console_app(FakeBackend(listings=()), TOKEN)
+    await starting.run(app, "/api/peers", "GET", {**OURS, "authorization": f"Bearer {TOKEN}"})
+    assert (starting.status, starting.json()["error"]["code"]) == (503, "model_not_ready")

@@ -91,6 +91,11 @@ class FakeBackend:
     def status(self) -> dict[str, Any]:
         return {"peer_id": "fake", "models": [listing.id for listing in self.listings]}
 
+    def peers(self) -> dict[str, Any]:
+        if not self.listings:
+            raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")
+        return {"coordinator": "fake", "peers": [{"name": "fake", "memory": 0}], "links": []}
+
     def new_request_id(self) -> bytes:
         self._last_id += 1
         return self._last_id.to_bytes(16, "big")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS
 from p2pmesh.core.planning.request import PlanningModel, ShapeBytes
 from p2pmesh.core.wire_certificate import WireClearance
 from p2pmesh.model.cost import decode_reads, planning_bytes
@@ -12,7 +13,8 @@ from p2pmesh.wire.activation import row_bytes
 from p2pmesh.wire.dtype import WireDtype
 
 ANY_WIRE = WireClearance(None, "")
-SMALLEST_AUTO_CONTEXT = 512
+SMALLEST_AUTO_CONTEXT = DEFAULT_CONTEXT_TOKENS
+"""A shorter context is taken only where it is asked for, or where the model knows no longer one."""
 
 
 def planning_model(
@@ -41,7 +43,7 @@ def planning_model(
 
 
 def auto_contexts(native_tokens: int) -> tuple[int, ...]:
-    """Context lengths to choose from, the longest first: what the model was trained for, and powers of two below."""
+    """Context lengths to choose from, the longest first: what the model was trained for, and doublings up to there."""
     below = SMALLEST_AUTO_CONTEXT
     steps = []
     while below < native_tokens:

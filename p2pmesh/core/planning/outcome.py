@@ -52,7 +52,7 @@ class WhyNot(StrEnum):
     """Why another placement was not chosen."""
 
     MORE_PEERS = "more_peers"
-    NOT_AT_HOME = "not_at_home"
+    ANOTHER_DRIVER = "another_driver"
     SLOWER = "slower"
     SMALLER_CONTEXT = "smaller_context"
     MORE_TO_FETCH = "more_to_fetch"
@@ -75,6 +75,7 @@ class PeerReason(StrEnum):
     NO_MEMORY = "no_memory_offered"
     TOO_SMALL = "too_small"
     NOT_NEEDED = "not_needed"
+    NOT_ENOUGH = "not_enough_together"
     UNTRUSTED = "of_lower_rank"
 
 

@@ -107,7 +107,7 @@ class _Plan:
         if count is None:
             return explain_shortage(self._request, self._considered, self._least, self._counts)
         orders = self._search.orders(count)
-        rivals = self._driven_at_home(orders) or orders
+        rivals = self._driven_by_coordinator(orders) or orders
         choice = self._choose(rivals)
         stages = self._stages(choice)
         return Placement(
@@ -120,11 +120,11 @@ class _Plan:
         )
 
     # --- among orders of the fewest peers
-    def _driven_at_home(self, orders: dict[Order, int]) -> dict[Order, int]:
+    def _driven_by_coordinator(self, orders: dict[Order, int]) -> dict[Order, int]:
         """Orders that begin at the coordinator, unless even the fastest of them is too slow."""
-        at_home = {order: cost for order, cost in orders.items() if order[0] == self._considered.home}
-        is_near = min(at_home.values(), default=NEVER) <= self._request.policy.home_factor * min(orders.values())
-        return at_home if is_near else {}
+        own = {order: cost for order, cost in orders.items() if order[0] == self._considered.coordinator}
+        is_near = min(own.values(), default=NEVER) <= self._request.policy.coordinator_factor * min(orders.values())
+        return own if is_near else {}
 
     def _choose(self, orders: dict[Order, int]) -> _Choice:
         """The best shape that some equally fast order has room for, and the best of these orders."""
@@ -199,7 +199,8 @@ class _Plan:
         if self._request.stage_count is not None or count > len(self._counts):
             return None
         others = [place for place in range(len(self._considered.peers)) if place not in chosen.order]
-        longer = [(*chosen.order[:at], other, *chosen.order[at:]) for other in others for at in range(1, count)]
+        first = 1 if chosen.order[0] == self._considered.coordinator else 0
+        longer = [(*chosen.order[:at], other, *chosen.order[at:]) for other in others for at in range(first, count)]
         near = sorted(longer, key=lambda order: (self._search.ring_us(order), order))
         near = near[: max(1, self._request.policy.most_tied_stages // count)]
         cost, order = min(((self._search.cost_us(order), order) for order in near), default=(NEVER, ()))
@@ -217,9 +218,9 @@ class _Plan:
     def _why_not(self, other: _Choice, chosen: _Choice) -> WhyNot:
         if len(other.order) > len(chosen.order):
             return WhyNot.MORE_PEERS
-        home = self._considered.home
-        if chosen.order[0] == home != other.order[0]:
-            return WhyNot.NOT_AT_HOME
+        coordinator = self._considered.coordinator
+        if chosen.order[0] == coordinator != other.order[0]:
+            return WhyNot.ANOTHER_DRIVER
         budget_us = self._budget_us(self._search.cost_us(chosen.order))
         if self._search.cost_us(other.order) > budget_us:
             return WhyNot.SLOWER

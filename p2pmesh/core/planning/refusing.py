@@ -77,5 +77,5 @@ def _why_unused(request: PlanRequest, peer: PlanningPeer, least: int, is_placed:
         return PeerRefusal(peer.peer_id, PeerReason.TOO_SMALL, text)
     if peer.rank and is_placed:
         return PeerRefusal(peer.peer_id, PeerReason.UNTRUSTED, "peers of trusted owners suffice")
-    text = f"{format_size(usable)} within its head room"
-    return PeerRefusal(peer.peer_id, PeerReason.NOT_NEEDED, text + (", not needed" if is_placed else ""))
+    reason = PeerReason.NOT_NEEDED if is_placed else PeerReason.NOT_ENOUGH
+    return PeerRefusal(peer.peer_id, reason, f"{format_size(usable)} within its head room")

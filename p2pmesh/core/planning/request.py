@@ -116,7 +116,7 @@ class PlanningPolicy:
     head_room_divisor: int = 16
     tolerance_us: int = 1_000
     tolerance_percent: int = 2
-    home_factor: int = 2
+    coordinator_factor: int = 2
     """The coordinator drives unless the step then takes longer than this many times the best: whoever drives reads the
     prompts, and is where its clients are."""
     hop_overhead_us: int = 1_500
@@ -148,14 +148,14 @@ DEFAULT_TARGET_US = 33_000
 class PlanRequest:
     """A model, and the peers that may hold it.
 
-    ``stage_count`` None is automatic; otherwise exactly so many stages (at least 1) on so many peers. ``home`` is the
-    coordinator, which drives where it can. A peer that stands twice counts once, with its smaller offer. ``kept`` are
+    ``stage_count`` None is automatic; otherwise exactly so many stages (at least 1) on so many peers. The
+    ``coordinator`` drives where it can. A peer that stands twice counts once, with its smaller offer. ``kept`` are
     stages of an earlier placement that are still up.
     """
 
     model: PlanningModel
     peers: tuple[PlanningPeer, ...]
-    home: PeerId | None = None
+    coordinator: PeerId | None = None
     stage_count: int | None = None
     links: LinkMatrix = NO_LINKS
     kept: tuple[PlannedStage, ...] = ()

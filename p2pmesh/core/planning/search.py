@@ -28,7 +28,7 @@ class Considered:
 
     peers: tuple[PlanningPeer, ...]
     seats: tuple[Seat, ...]
-    home: int | None
+    coordinator: int | None
     """The place of the coordinator, if it is among them."""
 
     def ids(self, order: Order) -> tuple[PeerId, ...]:
@@ -41,7 +41,8 @@ def consider_peers(request: PlanRequest, prices: Prices) -> Considered:
     offering = [peer for peer in request.peers if peer.offered_bytes > 0]
     ordered = sorted(offering, key=lambda peer: (-peer.offered_bytes, peer.peer_id))
     peers = ordered[: request.policy.most_peers]
-    peers[-1:] = [peer for peer in ordered[request.policy.most_peers :] if peer.peer_id == request.home] or peers[-1:]
+    beyond = ordered[request.policy.most_peers :]
+    peers[-1:] = [peer for peer in beyond if peer.peer_id == request.coordinator] or peers[-1:]
     layers = request.model.layer_count
     seats = tuple(
         Seat(
@@ -52,7 +53,7 @@ def consider_peers(request: PlanRequest, prices: Prices) -> Considered:
         for peer in peers
     )
     places = {peer.peer_id: place for place, peer in enumerate(peers)}
-    return Considered(tuple(peers), seats, None if request.home is None else places.get(request.home))
+    return Considered(tuple(peers), seats, None if request.coordinator is None else places.get(request.coordinator))
 
 
 class Change(NamedTuple):
@@ -173,20 +174,20 @@ class OrderSearch:
                 self.cost_us(order)
         else:
             self._climb_from(self._starts(count, None), fixed=0)
-            if self._considered.home is not None:
-                self._climb_from(self._starts(count, self._considered.home), fixed=1)
+            if self._considered.coordinator is not None:
+                self._climb_from(self._starts(count, self._considered.coordinator), fixed=1)
         return {order: cost for order, cost in self._found.items() if len(order) == count and cost < NEVER}
 
-    def _starts(self, count: int, home: int | None) -> tuple[Order, ...]:
-        """Orders to begin with; with a ``home``, that first."""
+    def _starts(self, count: int, coordinator: int | None) -> tuple[Order, ...]:
+        """Orders to begin with; with a ``coordinator``, that first."""
         seats = self._considered.seats
-        head = () if home is None else (home,)
+        head = () if coordinator is None else (coordinator,)
         rest = [place for place in range(len(seats)) if place not in head]
         wanted = count - len(head)
         largest = rest[:wanted]
         fastest = sorted(rest, key=lambda place: (-seats[place].bytes_per_s, place))[:wanted]
         starts = [largest, largest[::-1], fastest, sorted(fastest)]
-        for first in rest[:_NEAREST_STARTS] if home is None else (home,):
+        for first in rest[:_NEAREST_STARTS] if coordinator is None else (coordinator,):
             starts.append(self._hops.nearest_ring(first, count)[len(head) :])
         return tuple(dict.fromkeys((*head, *start) for start in starts if len(start) == wanted))
 

@@ -98,8 +98,8 @@ def test_the_coordinator_drives_unless_the_step_then_takes_more_than_twice_as_lo
     slow = with_peer(with_peer(asked, "p0", decode_bytes_per_s=1_000), "p1", decode_bytes_per_s=1_900)
     assert placed(slow) == [("p0", 0, 8)]
     assert placed(with_peer(slow, "p1", decode_bytes_per_s=2_300)) == [("p1", 0, 8)]
-    assert planned(slow).runner_ups[0].why_not is WhyNot.NOT_AT_HOME
-    assert placed(replace(slow, home=None)) == [("p1", 0, 8)]
+    assert planned(slow).runner_ups[0].why_not is WhyNot.ANOTHER_DRIVER
+    assert placed(replace(slow, coordinator=None)) == [("p1", 0, 8)]
 
 
 # --- speed
@@ -416,10 +416,10 @@ def best_of(asked: PlanRequest, found: list[Found]) -> list[Found]:
     """Those that remain after each rule in turn."""
     fewest = min(len(one.peers) for one in found)
     found = [one for one in found if len(one.peers) == fewest]
-    at_home = [one for one in found if one.peers[0].peer_id == asked.home]
+    own = [one for one in found if one.peers[0].peer_id == asked.coordinator]
     fastest = min(one.cost_us for one in found)
-    if min((one.cost_us for one in at_home), default=1 << 62) <= asked.policy.home_factor * fastest:
-        found = at_home
+    if min((one.cost_us for one in own), default=1 << 62) <= asked.policy.coordinator_factor * fastest:
+        found = own
     fastest = min(one.cost_us for one in found)
     budget = fastest + max(asked.policy.tolerance_us, fastest * asked.policy.tolerance_percent // 100)
     found = [one for one in found if one.cost_us <= budget]
@@ -455,9 +455,9 @@ def requests(draw: st.DrawFn, most_peers: int = 5) -> PlanRequest:
         for pair in itertools.combinations(names, 2)
         if draw(st.booleans())
     }
-    home = draw(st.sampled_from([None, *names]))
+    coordinator = draw(st.sampled_from([None, *names]))
     count = draw(st.none() | st.integers(1, 4))
-    return PlanRequest(model, peers, home, count, LinkMatrix(links))
+    return PlanRequest(model, peers, coordinator, count, LinkMatrix(links))
 
 
 @st.composite

@@ -1,0 +1,255 @@
+"""Peers and links for ``p2pmesh plan``, from a TOML or JSON file, or as a node's console tells them: one format.
+
+Strict: each mistake is one line with its place and what would be right. Keys of the file::
+
+    coordinator = "laptop"         # optional: who is given the model, and drives where it can
+
+    [[peers]]
+    name = "laptop"                # unique; its peer id where a node tells
+    memory = "16GiB"               # what it offers now, a size or bytes
+    max_memory = "8GiB"            # all that follow are optional: what its owner allows
+    max_layers = 20
+    excluded = false
+    decode_bytes_per_s = "8GB"     # measured: weights read in a second of decoding; 0 is unknown
+    has_model = false              # nothing need be fetched; or on_disk = ["sha256 of a model", …]
+    behind_nat = false
+    rank = 0                       # peers of a higher rank are taken only where those of rank 0 do not suffice
+    label = "the old laptop"       # shown instead of the name
+
+    [[links]]                      # of two peers, in any order; those that are not there are unknown
+    between = ["laptop", "desk"]
+    rtt_ms = 12.5
+    throughput = "10MiB"           # optional, a second
+    path = "direct"                # or "relayed"
+"""
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_LAYERS, MAX_LINK_BYTES_PER_S, MAX_LINK_RTT_US, MAX_NAME_BYTES
+from p2pmesh.base.quantities import MIB, parse_size_bytes
+from p2pmesh.core.links import LinkMatrix, PairLink
+from p2pmesh.core.planning.request import PlanningPeer
+from p2pmesh.wire.schema import is_line
+
+MAX_FILE_BYTES = 16 * MIB
+MAX_PEERS = 1024
+MAX_LINKS = 262_144
+MAX_ON_DISK = 256
+_MOST_BYTES = 2**53
+_PATHS = ("direct", "relayed")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeers:
+    """Peers by name, what they are called for people, and the models on their disks by digest."""
+
+    coordinator: PeerId | None
+    peers: tuple[PlanningPeer, ...]
+    labels: Mapping[PeerId, str]
+    on_disk: Mapping[PeerId, frozenset[str]]
+    links: LinkMatrix
+
+    def having(self, digest: str) -> tuple[PlanningPeer, ...]:
+        """The peers, those marked that have this model."""
+        return tuple(
+            replace(peer, has_model=peer.has_model or digest in self.on_disk[peer.peer_id]) for peer in self.peers
+        )
+
+
+def read_peers_file(path: Path) -> KnownPeers:
+    """``ConfigError(CONFIG_INVALID)`` names the file and the first thing that is wrong in it."""
+    loads: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": _load_json}
+    load = loads.get(path.suffix.lower())
+    if load is None:
+        raise _invalid(f"{path}: a file of peers ends in .toml or .json")
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _invalid(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise _invalid(f"{path} is larger than {MAX_FILE_BYTES // MIB} MiB")
+    try:
+        value = load(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"{path}: {' '.join(str(error).split())}") from None
+    return decode_peers(value, str(path))
+
+
+def decode_peers(value: Any, source: str) -> KnownPeers:
+    """The peers of a decoded file; ``source`` names it in errors."""
+    try:
+        return _decode(value)
+    except _WrongError as wrong:
+        raise _invalid(f"{source}: {wrong}") from None
+
+
+def _invalid(text: str) -> ConfigError:
+    return ConfigError(ErrorCode.CONFIG_INVALID, text)
+
+
+def _load_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+class _WrongError(Exception):
+    """What is wrong, with its place."""
+
+
+class _Fields:
+    """The fields of one table, taken by name; what is left over is a mistake."""
+
+    def __init__(self, value: Any, place: str, known: tuple[str, ...]) -> None:
+        if not isinstance(value, dict):
+            raise _WrongError(f"{place or 'the file'} is no table")
+        self._place = f"{place}." if place else ""
+        self._values = value
+        unknown = next((name for name in value if name not in known), None)
+        if unknown is not None:
+            raise _WrongError(f"{self._place}{unknown} is no key; there are {', '.join(known)}")
+
+    def take(self, name: str, otherwise: Any, is_right: Callable[[Any], bool], wanted: str) -> Any:
+        """A value, or what it is otherwise; a mistake says what is wanted."""
+        if name not in self._values:
+            if otherwise is not None:
+                return otherwise
+            raise _WrongError(f"{self._place}{name} is missing: {wanted}")
+        value = self._values[name]
+        if not is_right(value):
+            raise self.wrong(name, wanted)
+        return value
+
+    def wrong(self, name: str, wanted: str) -> _WrongError:
+        """What a field holds, and what it should."""
+        return _WrongError(f"{self._place}{name} is {str(self._values[name])[:64]!r}; write {wanted}")
+
+    def text(self, name: str, otherwise: str | None = None) -> str:
+        """A line of text."""
+        wanted = f"a line of at most {MAX_NAME_BYTES} bytes"
+        return str(self.take(name, otherwise, _is_name, wanted))
+
+    def whole(self, name: str, most: int) -> int:
+        """A number from 0 on; 0 where it is missing."""
+        return int(self.take(name, 0, lambda v: type(v) is int and 0 <= v <= most, f"a whole number from 0 to {most}"))
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is missing."""
+        return bool(self.take(name, False, lambda v: isinstance(v, bool), "true or false"))
+
+    def size(self, name: str, most: int, otherwise: int | None = None) -> int:
+        """Bytes, as a number or as text."""
+        wanted = f"bytes or a size such as 8GiB, at most {most}"
+        value = self.take(name, otherwise, lambda v: isinstance(v, str) or type(v) is int, wanted)
+        try:
+            size = parse_size_bytes(value) if isinstance(value, str) else int(value)
+        except (ValueError, OverflowError):
+            raise self.wrong(name, wanted) from None
+        if not 0 <= size <= most:
+            raise self.wrong(name, wanted)
+        return size
+
+    def rows(self, name: str, most: int) -> list[Any]:
+        """A list; empty where it is missing."""
+        wanted = f"a list of at most {most}"
+        return list(self.take(name, [], lambda v: isinstance(v, list) and len(v) <= most, wanted))
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there."""
+        return name in self._values
+
+
+_PEER_KEYS = (
+    "name", "memory", "max_memory", "max_layers", "excluded", "decode_bytes_per_s", "has_model", "on_disk",
+    "behind_nat", "rank", "label",
+)  # fmt: skip
+
+
+def _decode(value: Any) -> KnownPeers:
+    top = _Fields(value, "", ("coordinator", "peers", "links"))
+    peers: dict[PeerId, PlanningPeer] = {}
+    labels: dict[PeerId, str] = {}
+    on_disk: dict[PeerId, frozenset[str]] = {}
+    for at, row in enumerate(top.rows("peers", MAX_PEERS)):
+        fields = _Fields(row, f"peers[{at}]", _PEER_KEYS)
+        peer = _decode_peer(fields)
+        if peer.peer_id in peers:
+            raise _WrongError(f"peers[{at}].name is {peer.peer_id!r}, as of a peer before; give each its own")
+        peers[peer.peer_id] = peer
+        labels[peer.peer_id] = fields.text("label", peer.peer_id) or peer.peer_id
+        on_disk[peer.peer_id] = frozenset(map(str, fields.rows("on_disk", MAX_ON_DISK)))
+    if not peers:
+        raise _WrongError("it has no peers; write [[peers]] tables with name and memory")
+    named = top.text("coordinator") if top.has("coordinator") else None
+    if named is not None and named not in peers:
+        raise _WrongError(f"coordinator is {named!r}, which is none of the peers")
+    coordinator = None if named is None else PeerId(named)
+    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, _links(top, peers))
+
+
+def _decode_peer(fields: _Fields) -> PlanningPeer:
+    return PlanningPeer(
+        peer_id=PeerId(fields.text("name")),
+        free_bytes=fields.size("memory", _MOST_BYTES),
+        rank=fields.whole("rank", 100),
+        most_bytes=fields.size("max_memory", _MOST_BYTES) if fields.has("max_memory") else None,
+        most_layers=fields.whole("max_layers", MAX_LAYERS) if fields.has("max_layers") else None,
+        is_excluded=fields.flag("excluded"),
+        decode_bytes_per_s=fields.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S, 0),
+        has_model=fields.flag("has_model"),
+        is_behind_nat=fields.flag("behind_nat"),
+    )
+
+
+def _links(top: _Fields, peers: Mapping[PeerId, PlanningPeer]) -> LinkMatrix:
+    links: dict[tuple[PeerId, PeerId], PairLink] = {}
+    for at, row in enumerate(top.rows("links", MAX_LINKS)):
+        place = f"links[{at}]"
+        fields = _Fields(row, place, ("between", "rtt_ms", "throughput", "path"))
+        ends = fields.take("between", None, _are_two_names, "two names of peers")
+        one, other = sorted(map(PeerId, ends))
+        unknown = next((end for end in (one, other) if end not in peers), None)
+        if unknown is not None:
+            raise _WrongError(f"{place}.between names {unknown!r}, which is none of the peers")
+        if one == other or (one, other) in links:
+            text = "one peer twice" if one == other else "a pair that a link before names"
+            raise _WrongError(f"{place}.between names {text}")
+        links[one, other] = _decode_link(fields)
+    return LinkMatrix(links)
+
+
+def _decode_link(fields: _Fields) -> PairLink:
+    most_ms = MAX_LINK_RTT_US // 1000
+    rtt_ms = fields.take("rtt_ms", None, lambda v: _is_number(v) and 0 <= v <= most_ms, f"a number from 0 to {most_ms}")
+    path = fields.take("path", "direct", lambda v: v in _PATHS, " or ".join(_PATHS))
+    return PairLink(round(rtt_ms * 1000), fields.size("throughput", MAX_LINK_BYTES_PER_S, 0), path == "relayed")
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and len(value.encode()) <= MAX_NAME_BYTES and is_line(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _are_two_names(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(name, str) for name in value)

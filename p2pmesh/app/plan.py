@@ -1,0 +1,178 @@
+"""``p2pmesh plan``: where a model would go, on the overlay of a running node or on the peers of a file. Facts for JSON.
+
+Nothing is loaded and nobody is asked to hold anything; the decision is ``core.planning``'s, the very one that a node
+makes with the same peers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from p2pmesh.app.client import ask_console
+from p2pmesh.app.model_access import open_access
+from p2pmesh.app.peers_file import KnownPeers, decode_peers, read_peers_file
+from p2pmesh.app.wire_clearance import with_clearance
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, MAX_LANES, MAX_STAGES
+from p2pmesh.core.planning.bytes import auto_contexts, planning_model
+from p2pmesh.core.planning.outcome import (
+    PeerRefusal,
+    Placement,
+    PlacementRefusal,
+    PlannedStage,
+    StepEstimate,
+)
+from p2pmesh.core.planning.planner import plan_placement
+from p2pmesh.core.planning.request import DEFAULT_TARGET_US, PlanRequest
+from p2pmesh.node.coordinator import ServingOptions
+from p2pmesh.ports.models import ModelFile
+from p2pmesh.wire.dtype import WireDtype
+
+Facts = dict[str, Any]
+MOST_CONTEXT_TOKENS = 2**31 - 1
+MOST_TARGET_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What was typed; ``context_tokens`` and ``lanes`` None leave the choice to the planner."""
+
+    home: Path
+    model: str
+    peers: Path | None = None
+    context_tokens: int | None = DEFAULT_CONTEXT_TOKENS
+    lanes: int | None = DEFAULT_LANES
+    stage_count: int | None = None
+    target_ms: float = DEFAULT_TARGET_US / 1000
+    wire_dtype: WireDtype = WireDtype.F32
+
+    def __post_init__(self) -> None:
+        if self.context_tokens is not None and not 1 <= self.context_tokens <= MOST_CONTEXT_TOKENS:
+            raise _invalid(f"--context {self.context_tokens}: give 1 to {MOST_CONTEXT_TOKENS} tokens, or auto")
+        if self.lanes is not None and not 1 <= self.lanes <= MAX_LANES:
+            raise _invalid(f"--lanes {self.lanes}: give 1 to {MAX_LANES}, or auto")
+        if self.stage_count is not None and not 1 <= self.stage_count <= MAX_STAGES:
+            raise _invalid(f"--split {self.stage_count}: give 1 to {MAX_STAGES} stages, or auto")
+        if not 0 < self.target_ms <= MOST_TARGET_MS:
+            raise _invalid(f"--target-tpot {self.target_ms}: give milliseconds, above 0 and at most {MOST_TARGET_MS}")
+
+
+def _invalid(text: str) -> ConfigError:
+    return ConfigError(ErrorCode.CONFIG_INVALID, text)
+
+
+def make_plan(options: PlanOptions) -> Facts:
+    """The plan; ``placement`` or ``refusal`` in it is null."""
+    known = _known_peers(options)
+    model = trio.run(open_access(options.home).store.resolve, options.model)
+    request = _request(options, model, known)
+    plan = plan_placement(request)
+    return {
+        "model": model.name,
+        "layer_count": model.index.layer_count,
+        "wire_dtype": options.wire_dtype.label,
+        "peers_from": "the running node" if options.peers is None else str(options.peers),
+        "peer_count": len(known.peers),
+        **_Described(request, known).outcome(plan),
+    }
+
+
+def _known_peers(options: PlanOptions) -> KnownPeers:
+    if options.peers is not None:
+        return read_peers_file(options.peers)
+    return decode_peers(ask_console(options.home, "GET", "/api/peers"), "the node")
+
+
+def _request(options: PlanOptions, model: ModelFile, known: KnownPeers) -> PlanRequest:
+    native = model.index.context_length or DEFAULT_CONTEXT_TOKENS
+    contexts = auto_contexts(native) if options.context_tokens is None else (options.context_tokens,)
+    lanes = tuple(range(DEFAULT_LANES, 0, -1)) if options.lanes is None else (options.lanes,)
+    serving = ServingOptions(options.stage_count, contexts[0], lanes[0], options.wire_dtype)
+    clearance = with_clearance(serving, model, options.model, options.home).clearance
+    shapes = [(context, count) for context in contexts for count in lanes]
+    return PlanRequest(
+        planning_model(model.index, shapes, wire_dtype=options.wire_dtype, clearance=clearance),
+        known.having(model.digest),
+        known.coordinator,
+        options.stage_count,
+        known.links,
+        target_us=round(options.target_ms * 1000),
+    )
+
+
+class _Described:
+    """Outcomes of one request as plain values."""
+
+    def __init__(self, request: PlanRequest, known: KnownPeers) -> None:
+        self._known = known
+        self._peers = {peer.peer_id: peer for peer in request.peers}
+        self._usable = {peer.peer_id: request.usable_bytes(peer) for peer in request.peers}
+
+    def outcome(self, plan: Placement | PlacementRefusal) -> Facts:
+        if isinstance(plan, PlacementRefusal):
+            refusal = {"reason": plan.reason.value, "message": plan.text, "could_peers_help": plan.could_peers_help}
+            unused = self._refusals(plan.peers)
+            return {"placement": None, "refusal": refusal, "runner_ups": [], "unused": unused}
+        return {
+            "placement": {
+                "context_tokens": plan.context_tokens,
+                "lanes": plan.lanes,
+                "stages": self._stages(plan.stages),
+                "estimate": self._estimate(plan.estimate, plan.stages),
+            },
+            "refusal": None,
+            "runner_ups": [
+                {
+                    "why_not": other.why_not.value,
+                    "stages": self._stages(other.stages),
+                    "estimate": self._estimate(other.estimate, other.stages),
+                }
+                for other in plan.runner_ups
+            ],
+            "unused": self._refusals(plan.unused),
+        }
+
+    def _stages(self, stages: Sequence[PlannedStage]) -> list[Facts]:
+        return [
+            {
+                "peer": stage.peer_id,
+                "label": self._known.labels[stage.peer_id],
+                "layers": [stage.layers.start, stage.layers.end],
+                "needed_bytes": stage.needed_bytes,
+                "usable_bytes": self._usable[stage.peer_id],
+                "offered_bytes": stage.free_bytes,
+            }
+            for stage in stages
+        ]
+
+    def _estimate(self, estimate: StepEstimate, stages: Sequence[PlannedStage]) -> Facts:
+        ring = zip(stages, (*stages[1:], stages[0]), strict=True)
+        hops = {frozenset((one.peer_id, other.peer_id)) for one, other in ring}
+        unknown = [hop for hop in hops if len(hop) > 1 and self._known.links.between(*sorted(hop)) is None]
+        return {
+            "tpot_us": estimate.tpot_us,
+            "compute_us": estimate.compute_us,
+            "network_us": estimate.network_us,
+            "transfer_us": estimate.transfer_us,
+            "overhead_us": estimate.overhead_us,
+            "max_hop_us": estimate.max_hop_us,
+            "estimated_decode_network_ms_per_token": estimate.estimated_decode_network_ms_per_token,
+            "target_us": estimate.target_us,
+            "decode_tpot_target_met": estimate.decode_tpot_target_met,
+            "unknown_speeds": sum(not self._peers[stage.peer_id].decode_bytes_per_s for stage in stages),
+            "unknown_links": len(unknown),
+        }
+
+    def _refusals(self, refusals: Sequence[PeerRefusal]) -> list[Facts]:
+        return [
+            {
+                "peer": refusal.peer_id,
+                "label": self._known.labels[refusal.peer_id],
+                "reason": refusal.reason.value,
+                "message": refusal.text,
+            }
+            for refusal in refusals
+        ]

@@ -1,0 +1,50 @@
+"""What this node knows of peers and links, as plain values that ``app.peers_file`` reads: what a plan is made from.
+
+Every peer in view that the trust policy admits, whether it is connected or would first be met; all in one answer, so
+that it can be kept as a file.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.core.links import LinkMatrix
+from p2pmesh.node.candidates import is_behind_nat
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.wire.announcement import Announcement
+
+
+def describe_peers(overlay: Overlay, free_bytes: int, links: LinkMatrix) -> dict[str, Any]:
+    """``free_bytes`` are what this node offers now; it stands among the peers, and is their ``coordinator``."""
+    own = overlay.board.own()
+    others = overlay.trust.admitted(overlay.board.others())
+    peers = [_describe(own, free_bytes, 0)]
+    peers += [_describe(one, one.free_bytes, overlay.trust.rank(one)) for one in others]
+    return {
+        "coordinator": overlay.own_peer,
+        "peers": peers,
+        "links": _links([PeerId(overlay.own_peer), *(PeerId(one.peer_id) for one in others)], links),
+    }
+
+
+def _describe(peer: Announcement, free_bytes: int, rank: int) -> dict[str, Any]:
+    return {
+        "name": peer.peer_id,
+        "label": peer.name or peer.peer_id,
+        "memory": max(0, free_bytes),
+        "on_disk": [held.digest for held in peer.on_disk],
+        "behind_nat": is_behind_nat(peer),
+        "rank": rank,
+    }
+
+
+def _links(peers: Sequence[PeerId], links: LinkMatrix) -> list[dict[str, Any]]:
+    found = []
+    for at, one in enumerate(peers):
+        for other in peers[at + 1 :]:
+            link = links.between(one, other)
+            if link is not None:
+                path = "relayed" if link.is_relayed else "direct"
+                rate = link.throughput_bytes_per_s
+                found.append({"between": [one, other], "rtt_ms": link.rtt_us / 1000, "throughput": rate, "path": path})
+    return found

@@ -1,0 +1,161 @@
+"""Files of peers: what they mean, and one clear line for each mistake."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pmesh.app.peers_file import MAX_PEERS, KnownPeers, decode_peers, read_peers_file
+from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import GIB, MIB
+from p2pmesh.core.links import PairLink
+from p2pmesh.core.planning.request import PlanningPeer
+
+DIGEST = "ab" * 32
+TOML = f"""
+coordinator = "laptop"
+
+[[peers]]
+name = "laptop"
+memory = "16GiB"
+max_memory = "8GiB"
+max_layers = 20
+decode_bytes_per_s = "8GB"
+has_model = true
+behind_nat = true
+label = "the old laptop"
+
+[[peers]]
+name = "desk"
+memory = 1073741824
+rank = 1
+excluded = true
+on_disk = ["{DIGEST}"]
+
+[[links]]
+between = ["laptop", "desk"]
+rtt_ms = 12.5
+throughput = "10MiB"
+path = "relayed"
+"""
+
+
+def file_of(tmp_path: Path, text: str, name: str = "peers.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def check_is_whole(known: KnownPeers) -> None:
+    laptop, desk = known.peers
+    assert laptop == PlanningPeer(
+        PeerId("laptop"), 16 * GIB, most_bytes=8 * GIB, most_layers=20, decode_bytes_per_s=8 * GIB, has_model=True,
+        is_behind_nat=True,
+    )  # fmt: skip
+    assert desk == PlanningPeer(PeerId("desk"), GIB, rank=1, is_excluded=True)
+    assert (known.coordinator, known.labels) == ("laptop", {"laptop": "the old laptop", "desk": "desk"})
+    assert known.links.between(PeerId("desk"), PeerId("laptop")) == PairLink(12_500, 10 * MIB, True)
+    assert [peer.has_model for peer in known.having(DIGEST)] == [True, True]
+    assert [peer.has_model for peer in known.having("cd" * 32)] == [True, False]
+
+
+def test_a_toml_file_says_who_offers_what_and_how_far_they_are(tmp_path: Path) -> None:
+    check_is_whole(read_peers_file(file_of(tmp_path, TOML)))
+
+
+def test_the_same_as_json(tmp_path: Path) -> None:
+    import tomllib
+
+    check_is_whole(read_peers_file(file_of(tmp_path, json.dumps(tomllib.loads(TOML)), "peers.json")))
+
+
+def test_what_is_not_there_is_unknown(tmp_path: Path) -> None:
+    known = read_peers_file(file_of(tmp_path, '[[peers]]\nname = "a"\nmemory = 5\n'))
+    assert known.peers == (PlanningPeer(PeerId("a"), 5),)
+    assert (known.coordinator, len(known.links), known.labels) == (None, 0, {"a": "a"})
+
+
+def peers(**changes: Any) -> dict[str, Any]:
+    """Two peers and a link; the first peer changed."""
+    first = {"name": "a", "memory": 5, **changes}
+    return {"peers": [first, {"name": "b", "memory": 5}], "links": [{"between": ["a", "b"], "rtt_ms": 1}]}
+
+
+def links(*links: dict[str, Any]) -> dict[str, Any]:
+    return {**peers(), "links": list(links)}
+
+
+LINK = {"between": ["a", "b"], "rtt_ms": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ([], "the file is no table"),
+        ({}, "it has no peers"),
+        ({"peers": {}}, "peers is '{}'; write a list of at most 1024"),
+        ({"peers": [{}] * (MAX_PEERS + 1)}, "write a list of at most 1024"),
+        ({"peers": ["a"]}, "peers[0] is no table"),
+        ({**peers(), "peer": 1}, "peer is no key; there are coordinator, peers, links"),
+        ({**peers(), "coordinator": "c"}, "coordinator is 'c', which is none of the peers"),
+        ({**peers(), "coordinator": 1}, "coordinator is '1'; write a line"),
+        ({"peers": [{"memory": 1}]}, "peers[0].name is missing"),
+        ({"peers": [{"name": "a"}]}, "peers[0].memory is missing"),
+        (peers(name=""), "peers[0].name is ''"),
+        (peers(name="a\nb"), "peers[0].name is"),
+        (peers(name="b"), "peers[1].name is 'b', as of a peer before"),
+        (peers(memory="lots"), "peers[0].memory is 'lots'; write bytes or a size such as 8GiB"),
+        (peers(memory=-1), "peers[0].memory is '-1'"),
+        (peers(memory=True), "peers[0].memory is 'True'"),
+        (peers(memory=1.5), "peers[0].memory is '1.5'"),
+        (peers(memory=2**60), "peers[0].memory is"),
+        (peers(memory="9999999T"), "peers[0].memory is"),
+        (peers(max_layers=1025), "peers[0].max_layers is '1025'; write a whole number from 0 to 1024"),
+        (peers(excluded="no"), "peers[0].excluded is 'no'; write true or false"),
+        (peers(on_disk=DIGEST), "peers[0].on_disk is"),
+        (peers(speed=1), "peers[0].speed is no key; there are name, memory"),
+        (links({"between": ["a", "b"]}), "links[0].rtt_ms is missing"),
+        (links({"between": ["a"], "rtt_ms": 1}), "links[0].between is"),
+        (links({"between": ["a", "c"], "rtt_ms": 1}), "links[0].between names 'c', which is none of the peers"),
+        (links({"between": ["a", "a"], "rtt_ms": 1}), "links[0].between names one peer twice"),
+        (links(LINK, {**LINK, "between": ["b", "a"]}), "links[1].between names a pair that a link before names"),
+        (links({**LINK, "rtt_ms": -1}), "links[0].rtt_ms is '-1'; write a number from 0"),
+        (links({**LINK, "rtt_ms": True}), "links[0].rtt_ms is 'True'"),
+        (links({**LINK, "rtt_ms": float("nan")}), "links[0].rtt_ms is 'nan'"),
+        (links({**LINK, "path": "tor"}), "links[0].path is 'tor'; write direct or relayed"),
+        (links({**LINK, "loss": 1}), "links[0].loss is no key"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(value: Any, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decode_peers(value, "peers.toml")
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert caught.value.message.startswith("peers.toml: ")
+    assert line in caught.value.message
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("peers.txt", "", "ends in .toml or .json"),
+        ("peers.toml", "peers = [", "peers.toml: "),
+        ("peers.json", '{"peers": [', "peers.json: "),
+        ("peers.json", '{"peers": [], "peers": []}', "'peers' stands twice in one object"),
+        ("peers.json", '{"coordinator": NaN}', "NaN is no number"),
+        ("peers.json", "[" * 100_000, "peers.json: "),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_so_in_one_line(tmp_path: Path, name: str, text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_peers_file(file_of(tmp_path, text, name))
+    assert line in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_peers_file(tmp_path / "none.toml")
