@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import MIB
 from p2pmesh.model.families import window_pattern
-from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS
+from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS, rules_of
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor, padded
 from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, head_widths, layer_states
 from p2pmesh.model.stage_file import EMPTY_VOCABULARY_TOKENS
@@ -42,7 +42,8 @@ class ModelBytes:
     ``layer_bytes`` and ``layer_states`` have one item per layer. ``output_bytes`` is what the last stage holds
     besides its layers: the output head, which is the embedding's copy where the model ties the two. ``shared_bytes``
     (norms, rope factors) is held by every stage. ``widest_row`` is in elements; ``mask_count`` masks of one row for
-    each cell are made, one for each kind of attention.
+    each cell are made, one for each kind of attention. ``repeats_first``: every stage holds the embedding and the
+    first layer too (``family_rules``).
     """
 
     layer_bytes: tuple[int, ...]
@@ -55,6 +56,7 @@ class ModelBytes:
     widest_row: int
     mask_count: int
     vocabulary_size: int
+    repeats_first: bool = False
 
     @property
     def layer_count(self) -> int:
@@ -139,6 +141,7 @@ def measure_model(index: GgufIndex) -> ModelBytes:
         widest_row=_widest_row(index),
         mask_count=_mask_count(index, states),
         vocabulary_size=index.vocabulary_size,
+        repeats_first=rules_of(index.architecture).repeats_first,
     )
 
 
@@ -167,14 +170,17 @@ def stage_cost(model: ModelBytes, layers: LayerRange, context_tokens: int, lanes
     A stage that is first and last holds a tied embedding once. The exact file is larger by its header.
     """
     is_first, is_last = layers.is_first(), layers.is_last(model.layer_count)
-    embedding = model.embedding_bytes if is_first else 0
-    if not is_first and not is_last:
+    takes_tokens = is_first or model.repeats_first
+    embedding = model.embedding_bytes if takes_tokens else 0
+    if not takes_tokens and not is_last:
         embedding = _empty_embedding_bytes(model.hidden_size)
-    output = model.output_bytes if is_last and not (is_first and model.is_tied) else 0
-    states = model.layer_states[layers.start : layers.end]
-    has_vocabulary = is_first or is_last
+    output = model.output_bytes if is_last and not (takes_tokens and model.is_tied) else 0
+    held = range(layers.start, layers.end)
+    repeated = (0,) if model.repeats_first and not is_first else ()
+    states = tuple(model.layer_states[layer] for layer in (*repeated, *held))
+    has_vocabulary = takes_tokens or is_last
     return StageCost(
-        weights_bytes=sum(model.layer_bytes[layers.start : layers.end]) + model.shared_bytes,
+        weights_bytes=sum(model.layer_bytes[layer] for layer in (*repeated, *held)) + model.shared_bytes,
         embedding_bytes=embedding,
         output_bytes=output,
         kv_bytes=_cache_bytes(states, context_tokens, lanes),
@@ -269,6 +275,8 @@ def planning_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> Plannin
     first = model.embedding_bytes + head + _logits_bytes(model, lanes, is_last=False)
     last = model.output_bytes + head + _logits_bytes(model, lanes, is_last=True)
     stage = PROCESS_BYTES + model.shared_bytes + compute + _empty_embedding_bytes(model.hidden_size)
+    if model.repeats_first:  # each stage is like a first one, with a layer more
+        stage, first, last = stage + first + per_layer[0], 0, model.output_bytes
     whole = stage_cost(model, LayerRange(0, model.layer_count), context_tokens, lanes).total_bytes
     return PlanningBytes(
         layer_bytes=per_layer,

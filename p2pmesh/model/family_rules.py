@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from p2pmesh.base.ids import LayerRange
+
 SLIDING_WINDOW = "attention.sliding_window"
 SLIDING_WINDOW_PATTERN = "attention.sliding_window_pattern"
 RECURRENT_LAYERS = "attention.recurrent_layers"
@@ -101,7 +103,9 @@ class Family:
     outcome of the last layer, with ``{}`` for its index. ``pins`` are numbers that a later stage's file sets (suffix
     to value). A range may start only at a multiple of ``start_step``, and of the numbers at ``step_keys``. At
     ``special_counts`` of layers llama.cpp picks other constants, so neither the model nor a range may have so many.
-    Without ``needs_keys`` it computes them from the number of layers. ``refusal`` says why no range runs by itself,
+    Without ``needs_keys`` it computes them from the number of layers. ``repeats_first``: layers mix in a value that
+    the embedding or the first layer gives, so every stage holds both and computes that layer again, from the tokens,
+    before the rows are written over its outcome. ``refusal`` says why no range runs by itself,
     ``unserved`` why an engine does not run it, whole or cut.
     """
 
@@ -117,9 +121,15 @@ class Family:
     step_keys: tuple[str, ...] = ()
     special_counts: tuple[int, ...] = ()
     needs_keys: tuple[str, ...] = ()
+    repeats_first: bool = False
     refusal: str = ""
     needs_side_value: bool = False
     unserved: str = ""
+
+    def held_layers(self, layers: LayerRange) -> tuple[int, ...]:
+        """The layers that the file of a stage holds, in order: its own, and the first where that is repeated."""
+        own = tuple(range(layers.start, layers.end))
+        return (0, *own) if self.repeats_first and not layers.is_first() else own
 
     @property
     def is_sticky(self) -> bool:
@@ -131,7 +141,7 @@ _R, _H = SequenceState.RECURRENT, SequenceState.HYBRID
 _NO_SCALE = (("embedding_scale", 0.0),)
 """0 is llama.cpp's word for no scale at all."""
 
-_FIRST_VALUES = "every layer mixes in the first one's values, a side value that does not travel between stages"
+_FIRST_OUTCOME = USUAL_OUTPUT.format(0)
 _STREAMS = "its layers pass on several hidden streams, of which only one would travel between stages"
 _PER_LAYER = "its layers take embeddings of the tokens of their own, or keys and values of earlier layers"
 
@@ -139,13 +149,11 @@ _DIFFUSION = "it writes all places of a text at once, by diffusion, which an eng
 
 _SPECIAL = (
     Family("afmoe", WindowRule(4), input_tensor="inp_embd_scaled", start_step=4),
-    Family("arwkv7", state=_R, refusal=_FIRST_VALUES, needs_side_value=True),
+    Family("arwkv7", state=_R, input_tensor=_FIRST_OUTCOME, repeats_first=True),
     Family("bailingmoe3", state=_H),
     Family("bloom", input_tensor="inp_norm-0"),
-    Family(
-        "cogvlm",
-        refusal="rows that are no tokens take its image weights, so a later stage would compute with the wrong ones",
-    ),
+    # rows that are no tokens would take its image weights
+    Family("cogvlm", input_tensor=_FIRST_OUTCOME, repeats_first=True),
     Family("cohere2", WindowRule(4, is_optional=False)),
     Family("cohere2moe", WindowRule(4, is_full_first=True, is_optional=False)),
     Family("deepseek4", state=_H, refusal=_STREAMS, needs_side_value=True),
@@ -219,17 +227,13 @@ _SPECIAL = (
     # the sum of the embedding's norm and its bias has no name of its own but its place in the graph
     Family("rwkv6", input_tensor="node_22", state=_R, step_keys=("rescale_every_n_layers",)),
     Family("rwkv6qwen2", state=_R, refusal="llama.cpp runs no tiny model of it, so no run has proved a cut"),
-    Family("rwkv7", state=_R, refusal=_FIRST_VALUES, needs_side_value=True),
+    Family("rwkv7", state=_R, input_tensor=_FIRST_OUTCOME, repeats_first=True),
     Family("smallthinker", WindowRule(4, is_full_first=True), start_step=4, special_counts=(4,)),
     Family("smollm3", start_step=4),
     Family("spark2_5", WindowRule(1, is_optional=False)),
     Family("starcoder", input_tensor="inpL"),
     Family("step35", WindowRule(1, is_optional=False), output_tensor="h_nextn"),
-    Family(
-        "talkie",
-        refusal="every layer adds the normalised embeddings again, a side value that does not travel between stages",
-        needs_side_value=True,
-    ),
+    Family("talkie", input_tensor=_FIRST_OUTCOME, repeats_first=True),
 )
 
 HAVE_OWN_OUTPUT = frozenset(

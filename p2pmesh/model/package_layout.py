@@ -93,12 +93,20 @@ def artifact_of_tensor(name: str, layer_count: int) -> str:
     return OUTPUT_PATH if name in OUTPUT_TENSORS else METADATA_PATH
 
 
-def artifacts_of_range(layers: LayerRange, layer_count: int, *, is_tied: bool) -> tuple[str, ...]:
-    """The paths that a stage is assembled from; ``is_tied``: the output head is the embedding."""
+def artifacts_of_range(
+    layers: LayerRange, layer_count: int, *, is_tied: bool, repeats_first: bool = False
+) -> tuple[str, ...]:
+    """The paths that a stage is assembled from.
+
+    ``is_tied``: the output head is the embedding; ``repeats_first``: of a family whose stages all hold the embedding
+    and the first layer.
+    """
     paths = [METADATA_PATH]
     is_last = layers.is_last(layer_count)
-    if layers.is_first() or (is_last and is_tied):
+    if layers.is_first() or repeats_first or (is_last and is_tied):
         paths.append(EMBEDDINGS_PATH)
+    if repeats_first and not layers.is_first():
+        paths.append(layer_path(0))
     paths += [layer_path(layer) for layer in range(layers.start, layers.end)]
     if is_last:
         paths.append(OUTPUT_PATH)

@@ -7,6 +7,8 @@ What a stage holds:
 - its layers, renumbered from 0, with ``<arch>.block_count`` and every per-layer array cut to them;
 - the first stage the token embedding, the last one the output head, both the tokenizer;
 - a middle stage an empty vocabulary of 32 tokens, because llama.cpp wants one;
+- where later layers need what the first one or the embedding gives (``Family.repeats_first``), a later stage holds both
+  too, before its own layers, and the vocabulary;
 - zeros in place of an output head or embedding that llama.cpp insists on and the stage never uses;
 - provenance under ``p2pmesh.layers.*``.
 
@@ -44,6 +46,8 @@ PROVENANCE_FORMAT = "p2pmesh.stage_format"
 INPUT_TENSOR_KEY = "p2pmesh.layers.input"
 OUTPUT_TENSOR_KEY = "p2pmesh.layers.output"
 """Names of the tensors that the engine writes its rows over, and takes them from; without one it does the usual."""
+INPUT_TOKENS_KEY = "p2pmesh.layers.tokens"
+"""Present in the file of a later stage that wants the tokens of its rows besides."""
 
 EMPTY_VOCABULARY_TOKENS = 32
 _TOKEN_EMBEDDING = "token_embd.weight"
@@ -138,41 +142,53 @@ def draft_stage_file(index: GgufIndex, layers: LayerRange) -> StageFilePlan:
 
 def _stage_tensors(index: GgufIndex, layers: LayerRange) -> Iterator[_StageTensor]:
     yield from _fillers(index, layers)
-    is_last = layers.is_last(index.layer_count)
+    held = {number: place for place, number in enumerate(_held_layers(index, layers))}
     is_untied = index.find_tensor(_OUTPUT) is not None
-    keeps_output = index.architecture in family_rules.HAVE_OWN_OUTPUT
     for tensor in index.tensors:
-        name = _stage_name(tensor, layers, is_last=is_last, is_untied=is_untied, keeps_output=keeps_output)
+        parts = layer_of_tensor(tensor.name)
+        if parts is None:
+            name = _end_name(index, tensor, layers, is_untied=is_untied)
+        else:
+            name = f"blk.{held[parts[0]]}.{parts[1]}" if parts[0] in held else None
         if name is not None:
             span = Span(tensor.offset, tensor.size_bytes)
             yield _StageTensor(name, tensor.shape, tensor.ggml_type, tensor.size_bytes, span)
 
 
-def _stage_name(
-    tensor: TensorEntry, layers: LayerRange, *, is_last: bool, is_untied: bool, keeps_output: bool
-) -> str | None:
-    """What the tensor is called in the stage; ``None`` if the stage does not hold it."""
-    parts = layer_of_tensor(tensor.name)
-    if parts is not None:
-        number, rest = parts
-        return f"blk.{number - layers.start}.{rest}" if layers.start <= number < layers.end else None
-    is_first = layers.is_first()
-    if tensor.name == _OUTPUT and is_last and not is_first and not keeps_output:
+def _end_name(index: GgufIndex, tensor: TensorEntry, layers: LayerRange, *, is_untied: bool) -> str | None:
+    """What a tensor of no layer is called in the stage; ``None`` if the stage does not hold it."""
+    is_last, takes_tokens = layers.is_last(index.layer_count), _takes_tokens(index, layers)
+    keeps_output = index.architecture in family_rules.HAVE_OWN_OUTPUT
+    if tensor.name == _OUTPUT and is_last and not takes_tokens and not keeps_output:
         return _TOKEN_EMBEDDING
     if tensor.name in family_rules.INPUT_TENSORS:
-        return tensor.name if is_first or (is_last and not is_untied) else None
+        return tensor.name if takes_tokens or (is_last and not is_untied) else None
     if tensor.name in family_rules.OUTPUT_TENSORS:
         return tensor.name if is_last else None
     return tensor.name
 
 
+def _held_layers(index: GgufIndex, layers: LayerRange) -> tuple[int, ...]:
+    return family_rules.rules_of(index.architecture).held_layers(layers)
+
+
+def _takes_tokens(index: GgufIndex, layers: LayerRange) -> bool:
+    """Whether the stage looks tokens up."""
+    return layers.is_first() or family_rules.rules_of(index.architecture).repeats_first
+
+
+def _has_vocabulary(index: GgufIndex, layers: LayerRange) -> bool:
+    return _takes_tokens(index, layers) or layers.is_last(index.layer_count)
+
+
 def _fillers(index: GgufIndex, layers: LayerRange) -> Iterator[_StageTensor]:
     """Zeros for what llama.cpp insists on and the stage never computes with."""
-    is_first, is_last = layers.is_first(), layers.is_last(index.layer_count)
+    is_last = layers.is_last(index.layer_count)
     keeps_output = index.architecture in family_rules.HAVE_OWN_OUTPUT
     embedding = index.find_tensor(_TOKEN_EMBEDDING)
-    tokens = embedding.shape[-1] if embedding is not None and (is_first or is_last) else EMPTY_VOCABULARY_TOKENS
-    if not is_first and (not is_last or keeps_output):
+    has_vocabulary = embedding is not None and _has_vocabulary(index, layers)
+    tokens = embedding.shape[-1] if embedding is not None and has_vocabulary else EMPTY_VOCABULARY_TOKENS
+    if not _takes_tokens(index, layers) and (not is_last or keeps_output):
         yield _filler(_TOKEN_EMBEDDING, (index.hidden_size, tokens))
     if keeps_output and not is_last:
         for name in sorted(family_rules.OUTPUT_TENSORS):
@@ -201,7 +217,7 @@ def _data(tensors: tuple[_StageTensor, ...], alignment: int) -> Iterator[Segment
 def _metadata_records(index: GgufIndex, layers: LayerRange) -> Iterator[Segment]:
     """One segment per key: first the model's own in its order, changed where the range asks for it, then ours."""
     changed = _changed_records(index, layers)
-    has_vocabulary = layers.is_first() or layers.is_last(index.layer_count)
+    has_vocabulary = _has_vocabulary(index, layers)
     for key, entry in index.metadata.items():
         if key in changed:
             replacement = changed.pop(key)
@@ -217,7 +233,7 @@ def _metadata_records(index: GgufIndex, layers: LayerRange) -> Iterator[Segment]
 def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | None]:
     """Records that differ from the model's, by key; ``None`` removes the key."""
     changed: dict[str, bytes | None] = {}
-    _put_number(changed, index.key("block_count"), len(layers))
+    _put_number(changed, index.key("block_count"), len(_held_layers(index, layers)))
     if index.predictor_count:
         _put_number(changed, index.key("nextn_predict_layers"), 0)
     if len(layers) < index.layer_count:
@@ -226,7 +242,7 @@ def _changed_records(index: GgufIndex, layers: LayerRange) -> dict[str, bytes | 
         _put_window(changed, index, layers)
         _put_recurrent(changed, index, layers)
         _put_ends(changed, index, layers)
-    if not layers.is_first() and not layers.is_last(index.layer_count):
+    if not _has_vocabulary(index, layers):
         changed["tokenizer.ggml.model"] = _record("tokenizer.ggml.model", ValueType.STRING, encode_text("none"))
         _put_number(changed, index.key("vocab_size"), EMPTY_VOCABULARY_TOKENS)
     _put_number(changed, PROVENANCE_START, layers.start)
@@ -241,14 +257,15 @@ def _cut_arrays(changed: dict[str, bytes | None], index: GgufIndex, layers: Laye
     for key in sorted([*keys, *family_rules.PLAIN_PER_LAYER_ARRAYS]):
         entry = index.metadata.get(key)
         if entry is not None and entry.element_type is not None:
-            changed[key] = _array_record(key, entry, layers)
+            changed[key] = _array_record(key, entry, _held_layers(index, layers))
 
 
 def _cut_leading(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
     for suffix in sorted(family_rules.LEADING_LAYERS):
         count = index.number(suffix)
         if count is not None:
-            _put_number(changed, index.key(suffix), min(max(0, count - layers.start), len(layers)))
+            held = sum(layer < count for layer in _held_layers(index, layers))
+            _put_number(changed, index.key(suffix), held)
 
 
 def _put_window(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
@@ -257,7 +274,8 @@ def _put_window(changed: dict[str, bytes | None], index: GgufIndex, layers: Laye
     if rule is None or index.sliding_window == 0:
         return
     key = index.key(family_rules.SLIDING_WINDOW_PATTERN)
-    pattern = families.window_pattern(index)[layers.start : layers.end]
+    whole = families.window_pattern(index)
+    pattern = tuple(whole[layer] for layer in _held_layers(index, layers))
     if any(pattern) or not rule.is_optional:
         changed[key] = _flags_record(key, pattern)
     else:
@@ -271,7 +289,7 @@ def _put_recurrent(changed: dict[str, bytes | None], index: GgufIndex, layers: L
     pattern = families.recurrent_layers(index)
     if pattern is not None:
         key = index.key(family_rules.RECURRENT_LAYERS)
-        changed[key] = _flags_record(key, pattern[layers.start : layers.end])
+        changed[key] = _flags_record(key, tuple(pattern[layer] for layer in _held_layers(index, layers)))
 
 
 def _put_ends(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerRange) -> None:
@@ -282,8 +300,10 @@ def _put_ends(changed: dict[str, bytes | None], index: GgufIndex, layers: LayerR
             _put_real(changed, index.key(suffix), value)
         if rules.input_tensor and (not rules.input_needs or index.find_tensor(rules.input_needs) is not None):
             _put_text(changed, INPUT_TENSOR_KEY, rules.input_tensor)
+        if rules.repeats_first:
+            _put_number(changed, INPUT_TOKENS_KEY, 1)
     if not layers.is_last(index.layer_count) and rules.output_tensor != family_rules.USUAL_OUTPUT:
-        _put_text(changed, OUTPUT_TENSOR_KEY, rules.output_tensor.format(len(layers) - 1))
+        _put_text(changed, OUTPUT_TENSOR_KEY, rules.output_tensor.format(len(_held_layers(index, layers)) - 1))
 
 
 def _flags_record(key: str, flags: tuple[bool, ...]) -> bytes:
@@ -291,9 +311,9 @@ def _flags_record(key: str, flags: tuple[bool, ...]) -> bytes:
     return _record(key, ValueType.ARRAY, _array(ValueType.BOOL, len(flags), body))
 
 
-def _array_record(key: str, entry: MetadataValue, layers: LayerRange) -> bytes:
+def _array_record(key: str, entry: MetadataValue, held: tuple[int, ...]) -> bytes:
     items = entry.value if isinstance(entry.value, tuple) else ()
-    part = items[layers.start : layers.end]
+    part = tuple(items[layer] for layer in held if layer < len(items))
     element_type = entry.element_type if entry.element_type is not None else ValueType.UINT32
     body = struct.pack(f"<{len(part)}{SCALAR_FORMATS[element_type]}", *part)
     return _record(key, ValueType.ARRAY, _array(element_type, len(part), body))

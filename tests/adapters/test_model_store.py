@@ -211,7 +211,7 @@ async def test_a_pipe_is_no_model_and_nobody_waits_for_it(home: Home, tmp_path: 
         (b"#!/bin/sh\n", ErrorCode.GGUF_NOT_GGUF),
         (LLAMA[:-1], ErrorCode.GGUF_TRUNCATED),
         (LLAMA[:1000], ErrorCode.GGUF_TRUNCATED),
-        (encode_gguf([text("general.architecture", "rwkv7")]), ErrorCode.ARCHITECTURE_UNSUPPORTED),
+        (encode_gguf([text("general.architecture", "gemma4")]), ErrorCode.ARCHITECTURE_UNSUPPORTED),
         (encode_gguf([]), ErrorCode.GGUF_INVALID),
         (stage_of(LLAMA, 0, 2), ErrorCode.GGUF_INVALID),
     ],

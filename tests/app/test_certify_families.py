@@ -20,11 +20,12 @@ from p2pmesh.app.certify_families import (
 from p2pmesh.base.errors import ConfigError
 from p2pmesh.model.family_verdicts import record_build, verdict_of, verdicts
 
-QUICK = ["gemma2", "gpt2", "mamba2"]
+QUICK = ["gemma2", "gpt2", "mamba2", "rwkv7"]
 SAMPLE = ["bloom", "deepseek2", "glm4moe", "gpt-oss", "falcon-h1", "qwen35", "rwkv6", "talkie"]
 PROMISED = [
     "llama", "mistral3", "qwen2", "qwen3", "qwen3moe", "qwen3next", "qwen35", "gemma", "gemma2", "gemma3", "phi3",
     "olmo2", "deepseek2", "glm4moe", "gpt-oss", "falcon-h1", "granite", "mamba2",
+    "rwkv7",
 ]  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_a_variant_that_fails_refuses_the_architecture() -> None:
 
 
 def test_a_side_value_is_named() -> None:
-    verdict = judge("talkie", [evidence(exact(0, "a rule"), architecture="talkie")])
+    verdict = judge("gemma4", [evidence(exact(0, "a rule"), architecture="gemma4")])
     assert verdict["verdict"] == "needs a side value"
     assert "embeddings" in verdict["reason"]
 

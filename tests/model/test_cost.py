@@ -106,6 +106,42 @@ def test_planning_sums_are_never_less_than_the_cost(name: str) -> None:
             assert charged - exact == sums.whole_saving_bytes if is_whole else charged - exact <= 64 * 32 * 4
 
 
+def _repeating_model() -> GgufIndex:
+    keys = [
+        text("general.architecture", "talkie"),
+        number("talkie.block_count", 4),
+        number("talkie.embedding_length", 64),
+        number("talkie.attention.head_count", 4),
+        number("talkie.vocab_size", 512),
+    ]
+    tensors = [zero_tensor("token_embd.weight", (64, 512)), zero_tensor("output.weight", (64, 512))]
+    return index_of(encode_gguf(keys, [*tensors, *(zero_tensor(f"blk.{n}.a", (64, 64)) for n in range(4))]))
+
+
+def test_a_stage_that_repeats_the_first_layer_is_charged_for_it_and_the_embedding() -> None:
+    index = _repeating_model()
+    first, middle, last = (stage_bytes(index, LayerRange(n, n + 1), CONTEXT, LANES) for n in (0, 1, 3))
+    layer, embedding = 64 * 64 * 4, 64 * 512 * 4
+    assert (first.weights_bytes, middle.weights_bytes, last.weights_bytes) == (layer, 2 * layer, 2 * layer)
+    assert first.embedding_bytes == middle.embedding_bytes == last.embedding_bytes == embedding
+    assert (first.output_bytes, middle.output_bytes, last.output_bytes) == (0, 0, embedding)
+    assert (middle.kv_bytes, last.kv_bytes) == (2 * first.kv_bytes, 2 * first.kv_bytes)
+    assert middle.logits_bytes == first.logits_bytes > 0
+
+
+def test_planning_sums_cover_repeated_layers() -> None:
+    index = _repeating_model()
+    sums = planning_bytes(index, CONTEXT, LANES)
+    logits = 512 * 4 * (64 - LANES - 2)
+    for start in range(4):
+        for end in range(start + 1, 5):
+            charged = sum(sums.layer_bytes[start:end]) + sums.stage_bytes
+            charged += sums.first_bytes * (start == 0) + sums.last_bytes * (end == 4)
+            exact = stage_bytes(index, LayerRange(start, end), CONTEXT, LANES).total_bytes
+            spare = charged - exact - (sums.whole_saving_bytes if (start, end) == (0, 4) else 0)
+            assert 0 <= spare <= sums.layer_bytes[0] + logits + 64 * 32 * 4
+
+
 def test_all_tensors_are_charged_to_some_part() -> None:
     index = index_of(MODELS["untied"])
     model = measure_model(index)

@@ -212,11 +212,11 @@ def test_a_constant_that_the_file_leaves_to_the_depth_forbids_the_cut() -> None:
     assert "residual_scale" in (families.cut_refusal(index, LayerRange(0, 2)) or "")
 
 
-def test_a_family_that_needs_a_side_value_is_refused_with_the_cause() -> None:
+def test_a_family_that_needs_what_earlier_layers_keep_is_refused_with_the_cause() -> None:
     with pytest.raises(ConfigError) as caught:
-        families.check_model(skeleton("rwkv7"))
+        families.check_model(skeleton("gemma4"))
     assert caught.value.code is ErrorCode.ARCHITECTURE_UNSUPPORTED
-    assert "side value" in str(caught.value)
+    assert "keys and values of earlier layers" in str(caught.value)
 
 
 def test_a_model_without_attention_is_served() -> None:

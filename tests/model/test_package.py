@@ -115,6 +115,14 @@ def test_a_stage_needs_its_layers_and_the_ends_that_it_has() -> None:
     )  # fmt: skip
 
 
+def test_stages_of_some_families_need_the_first_layer_too() -> None:
+    layers = [layer_path(n) for n in range(4)]
+    first = artifacts_of_range(LayerRange(0, 2), 4, is_tied=False, repeats_first=True)
+    middle = artifacts_of_range(LayerRange(1, 3), 4, is_tied=False, repeats_first=True)
+    assert first == (METADATA_PATH, EMBEDDINGS_PATH, *layers[:2])
+    assert middle == (METADATA_PATH, EMBEDDINGS_PATH, layers[0], *layers[1:3])
+
+
 def test_every_tensor_has_one_place() -> None:
     assert artifact_of_tensor("blk.3.attn_q.weight", 4) == layer_path(3)
     assert artifact_of_tensor("blk.4.nextn.weight", 4) == OUTPUT_PATH

@@ -83,6 +83,43 @@ def test_a_middle_stage_has_an_empty_vocabulary() -> None:
     assert {name for name in part if not name.startswith("blk.")} == GLOBAL_TENSORS
 
 
+def _repeating_model() -> bytes:
+    """Of a family whose later stages compute the first layer again; its layers differ by a tensor's length."""
+    keys = [
+        text("general.architecture", "talkie"),
+        number("talkie.block_count", 5),
+        number("talkie.embedding_length", 32),
+        number("talkie.attention.head_count", 2),
+        array("talkie.attention.head_count_kv", ValueType.UINT32, [1, 2, 1, 2, 2]),
+        number("talkie.leading_dense_block_count", 3),
+        text("tokenizer.ggml.model", "llama"),
+        array("tokenizer.ggml.tokens", ValueType.STRING, [chr(97 + n) for n in range(16)]),
+    ]
+    tensors = [zero_tensor("token_embd.weight", (32, 16)), zero_tensor("output.weight", (32, 16))]
+    return encode_gguf(keys, [*tensors, *(zero_tensor(f"blk.{n}.a", (32 + n,)) for n in range(5))])
+
+
+def test_a_later_stage_holds_the_first_layer_where_later_ones_need_it() -> None:
+    index = index_of(stage_of(_repeating_model(), 2, 4))
+    shapes = {tensor.name: tensor.shape for tensor in index.tensors}
+    assert [shapes[f"blk.{n}.a"] for n in range(3)] == [(32,), (34,), (35,)]
+    assert index.layer_count == 3
+    assert value(index, "talkie.attention.head_count_kv") == (1, 1, 2)
+    assert value(index, "talkie.leading_dense_block_count") == 2
+    assert value(index, "p2pmesh.layers.input") == "l_out-0"
+    assert value(index, "p2pmesh.layers.tokens") == 1
+    assert shapes["token_embd.weight"] == (32, 16)
+    assert shapes["output.weight"] == (32, 16)
+    assert value(index, "tokenizer.ggml.model") == "llama"
+
+
+def test_a_first_stage_holds_its_layers_once_in_any_family() -> None:
+    index = index_of(stage_of(_repeating_model(), 0, 2))
+    assert index.layer_count == 2
+    assert value(index, "p2pmesh.layers.tokens") is None
+    assert value(index, "p2pmesh.layers.input") is None
+
+
 def test_the_whole_range_holds_every_tensor_unchanged() -> None:
     assert tensor_bytes_of(stage_of(UNTIED, 0, 4)) == tensor_bytes_of(UNTIED)
 
@@ -166,7 +203,7 @@ def test_the_plan_knows_its_sizes_and_copies_in_few_pieces() -> None:
     ("model", "layers", "code"),
     [
         (LLAMA, LayerRange(3, 5), ErrorCode.CUT_UNSUPPORTED),
-        (encode_gguf([text("general.architecture", "rwkv7")]), LayerRange(0, 1), ErrorCode.ARCHITECTURE_UNSUPPORTED),
+        (encode_gguf([text("general.architecture", "gemma4")]), LayerRange(0, 1), ErrorCode.ARCHITECTURE_UNSUPPORTED),
     ],
     ids=["beyond the end", "unknown architecture"],
 )

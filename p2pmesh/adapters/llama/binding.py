@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from p2pmesh.adapters.llama import cpu_backend, native_log
 from p2pmesh.base.errors import EngineError, ErrorCode
 from p2pmesh.model.cost import CALL_ROWS
-from p2pmesh.model.stage_file import INPUT_TENSOR_KEY, OUTPUT_TENSOR_KEY
+from p2pmesh.model.stage_file import INPUT_TENSOR_KEY, INPUT_TOKENS_KEY, OUTPUT_TENSOR_KEY
 
 PINNED_VERSION = "0.3.36"
 KV_TYPE = "f16"
@@ -110,12 +110,16 @@ class LoadOptions:
 class RowBuffers:
     """Input rows of the next call, in arrays that llama.cpp reads in place; whoever makes a call fills the first ones.
 
-    ``tokens`` at a first stage, ``embeddings`` (float32, ``(CALL_ROWS, hidden)``) at every other; all arrays have
-    ``CALL_ROWS`` rows. Made once: a call of one row would spend longer on new arrays than on what it puts in.
+    ``embeddings`` (float32, ``(CALL_ROWS, hidden)``) at every stage but the first, which has ``tokens``, as any other
+    that ``takes_tokens``; all arrays have ``CALL_ROWS`` rows. Made once: a call of one row would spend longer on new
+    arrays than on what it puts in.
     """
 
-    def __init__(self, hidden_size: int, *, is_first: bool, has_sections: bool = False) -> None:
-        self.tokens = np.zeros(CALL_ROWS if is_first else 0, dtype=np.int32)
+    def __init__(
+        self, hidden_size: int, *, is_first: bool, takes_tokens: bool = False, has_sections: bool = False
+    ) -> None:
+        takes_tokens = takes_tokens or is_first
+        self.tokens = np.zeros(CALL_ROWS if takes_tokens else 0, dtype=np.int32)
         self.embeddings = np.zeros((0 if is_first else CALL_ROWS, hidden_size), dtype=np.float32)
         self.positions = np.zeros(CALL_ROWS, dtype=np.int32)
         self.sequences = np.zeros(CALL_ROWS, dtype=np.int32)
@@ -124,10 +128,10 @@ class RowBuffers:
         self._sequence_pointers = np.arange(first, first + 4 * CALL_ROWS, 4, dtype=np.uint64)
         self._ones = np.ones(CALL_ROWS, dtype=np.int32)
         self._batch = native.llama_batch()
-        self._batch.token = _pointer(self.tokens, ctypes.c_int32) if is_first else None
-        self._batch.embd = None if is_first else _pointer(self.embeddings, ctypes.c_float)
+        self._batch.token = _pointer(self.tokens, ctypes.c_int32) if takes_tokens else None
+        self._batch.embd = None if takes_tokens else _pointer(self.embeddings, ctypes.c_float)
         self._section_positions: NDArray[np.int32] | None = None
-        if has_sections and not is_first:
+        if has_sections and not takes_tokens:
             self._section_positions = np.zeros(_SECTIONS * CALL_ROWS, dtype=np.int32)
         wide = self._section_positions
         self._batch.pos = _pointer(self.positions if wide is None else wide, ctypes.c_int32)
@@ -155,13 +159,22 @@ class LoadedStage:
     def __init__(self, options: LoadOptions) -> None:
         self._model = _load_model(options)
         self.hidden_size = int(native.llama_model_n_embd(self._model))
-        self.layer_count = int(native.llama_model_n_layer(self._model))
         self.vocabulary = native.llama_model_get_vocab(self._model)
         self.vocabulary_size = int(native.llama_vocab_n_tokens(self.vocabulary))
         source = "" if options.is_first else self._text(INPUT_TENSOR_KEY)
-        target = "" if options.is_last else self._text(OUTPUT_TENSOR_KEY) or f"l_out-{self.layer_count - 1}"
+        held = int(native.llama_model_n_layer(self._model))
+        target = "" if options.is_last else self._text(OUTPUT_TENSOR_KEY) or f"l_out-{held - 1}"
         has_sections = int(native.llama_model_rope_type(self._model)) in _ROPES_OF_SECTIONS
-        self.rows = RowBuffers(self.hidden_size, is_first=options.is_first, has_sections=has_sections)
+        repeats_first = bool(self._text(INPUT_TOKENS_KEY))
+        self.takes_tokens = options.is_first or repeats_first
+        self.layer_count = held - repeats_first
+        """Its own layers: the first one of all, computed again, is not counted."""
+        self.rows = RowBuffers(
+            self.hidden_size,
+            is_first=options.is_first,
+            takes_tokens=self.takes_tokens,
+            has_sections=has_sections,
+        )
         self.has_state = bool(native.llama_model_is_recurrent(self._model) or native.llama_model_is_hybrid(self._model))
         self._tap = _Tap(source, target, self.rows) if source or target else None
         cpu_backend.take_made()

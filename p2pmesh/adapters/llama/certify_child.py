@@ -68,9 +68,9 @@ class _Chain:
             rows.positions[:count] = np.arange(position, position + count)
             rows.sequences[:count] = 0
             rows.outputs[:count] = 1
-            if hidden is None:
+            if stage.takes_tokens:
                 rows.tokens[:count] = tokens
-            else:
+            if hidden is not None:
                 rows.embeddings[:count] = hidden
             status = stage.decode(count)
             if status != 0:

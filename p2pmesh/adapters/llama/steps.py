@@ -299,9 +299,9 @@ class Stepper:
             first = part.frame.position + start
             rows.positions[row:last] = first if last == row + 1 else np.arange(first, part.frame.position + end)
             rows.sequences[row:last] = part.lane.index
-            if part.inputs is None:
+            if self._stage.takes_tokens:
                 rows.tokens[row:last] = part.frame.tokens[start:end]
-            else:
+            if part.inputs is not None:
                 rows.embeddings[row:last] = part.inputs[start:end]
             row = last
 
@@ -309,9 +309,9 @@ class Stepper:
         rows = self._stage.rows
         rows.positions[row] = 0
         rows.sequences[row] = self._cells.scratch_sequence
-        if self._shape.is_first:
+        if self._stage.takes_tokens:
             rows.tokens[row] = _SCRATCH_TOKEN
-        else:
+        if not self._shape.is_first:
             rows.embeddings[row] = 0.0
 
     def _sample(self, part: _Part, rows_consumed: int, row: int) -> int:

@@ -145,9 +145,9 @@ class _Bench:
         rows.positions[: len(picks)] = picks
         rows.sequences[:count] = 0
         rows.sequences[count : len(picks)] = self._scratch
-        if self._embeddings is None:
+        if self._stage.takes_tokens:
             rows.tokens[: len(picks)] = self._tokens[picks]
-        else:
+        if self._embeddings is not None:
             rows.embeddings[: len(picks)] = self._embeddings[picks]
         rows.outputs[: len(picks)] = 1
         status = self._stage.decode(len(picks))

@@ -114,6 +114,8 @@ def _compare(
     references: list[_Rows] = []
     for sequence, variant in enumerate(variants):
         stage.rows.embeddings[: len(hidden)] = variant.treat(hidden)
+        if stage.takes_tokens:
+            stage.rows.tokens[: len(hidden)] = tokens[start : start + len(hidden)]
         _run(stage, len(hidden), start, sequence)
         for row in range(len(hidden)):
             log_probabilities = _log_softmax(stage.logits(row))

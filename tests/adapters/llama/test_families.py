@@ -18,10 +18,11 @@ from p2pmesh.wire.stage import FrameKind, WireDtype, decode_error
 from tests.adapters.llama.dialogue import Dialogue
 
 PROMPT = [3 + (index * 37) % 120 for index in range(150)]
-STATEFUL = ["falcon-h1", "mamba2", "qwen3next", "granitehybrid"]
+STATEFUL = ["falcon-h1", "mamba2", "qwen3next", "granitehybrid", "rwkv7", "arwkv7"]
 PLAIN = ["gemma2", "phi3", "llama", "qwen2", "qwen3", "gemma3", "olmo2", "qwen3moe"]
 SAMPLE = 2
 """So many of them run with every change; the rest are for CI."""
+REPEATED = ["talkie", "cogvlm"]
 TAPPED = ["gpt2", "bloom", "glm4moe", "gpt-oss", "deepseek2", "cohere2"]
 WRITER = """
 import sys
@@ -94,6 +95,16 @@ async def test_two_engines_give_the_tokens_of_one(launcher, make_specs, architec
 async def test_rows_written_over_a_tensor_and_rotated_by_sections_give_the_tokens_of_one(
     launcher, make_specs, architecture
 ):
+    await _check_split(launcher, make_specs(architecture))
+
+
+async def test_a_stage_that_computes_the_first_layer_again_gives_the_tokens_of_one(launcher, make_specs):
+    await _check_split(launcher, make_specs("rwkv7"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", REPEATED)
+async def test_the_first_layer_may_attend_where_it_is_computed_again(launcher, make_specs, architecture):
     await _check_split(launcher, make_specs(architecture))
 
 
