@@ -10,7 +10,9 @@ Layout::
     HOME/models/*/model-package.json  layer packages (``package_files``); served under their model id
     HOME/cache/hub/…                files fetched from the hub (``hub_cache``)
     HOME/cache/models/<name>.gguf   models joined from the parts that pip installs
-    HOME/cache/stages/<digest>.gguf stages cut here or received, named by their sha256
+    HOME/cache/stages/<digest>.gguf stages cut here or received, and fragments of layer packages with their manifests,
+                                    all named by their sha256
+    HOME/cache/packages/…           layer packages out of fetched fragments, while a stage is cut from them
     HOME/cache/partial/…            stages that are being received (``partial_files``)
     HOME/cache/pieces/<digest>      hashes of their pieces (``piece_lists``)
     HOME/cache/quarantine/…         damaged files that were put aside (``quarantine``)
@@ -39,7 +41,14 @@ from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_names import ModelNames, NamedModel, shown
 from p2pmesh.adapters.model_packages import PackagedModel, installed_models
 from p2pmesh.adapters.model_source import PartsSource, open_model, paths_of_model, stamp_of_model
-from p2pmesh.adapters.package_files import PackageSource, is_package, usable_manifest
+from p2pmesh.adapters.package_files import (
+    PackageSource,
+    assembled_package,
+    fragments_of_range,
+    is_package,
+    remove_assembled,
+    usable_manifest,
+)
 from p2pmesh.adapters.partial_files import PartialFile, PartialFiles
 from p2pmesh.adapters.piece_lists import PieceLists
 from p2pmesh.adapters.quarantine import put_aside
@@ -52,7 +61,7 @@ from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
 from p2pmesh.model.shards import check_not_a_part
-from p2pmesh.model.stage_file import STAGE_FORMAT, plan_stage_file
+from p2pmesh.model.stage_file import STAGE_FORMAT, StageFilePlan, plan_stage_file
 from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
 from p2pmesh.wire.pieces import PieceHasher, PieceList
 
@@ -60,6 +69,7 @@ DEFAULT_QUOTA_BYTES = 64 * GIB
 
 _MAX_INDEXES = 16
 _MAX_MODELS = 64
+_MAX_FRAGMENTS = 4 * limits.MAX_STAGE_FRAGMENTS
 _WORKERS = 2
 _PORTION_BYTES = 256 * KIB
 """What is read at a time to be sent: little enough that a slow link takes it within any deadline."""
@@ -157,12 +167,16 @@ class DiskModelStore:
             for directory in (models_directory, cache_directory, joined, self._stages, partial, pieces):
                 directory.mkdir(parents=True, exist_ok=True)
                 files.remove_leftovers(directory)
+            packages_directory = cache_directory / "packages"
+            packages_directory.mkdir(exist_ok=True)
+            remove_assembled(packages_directory)
         self._pieces = PieceLists(pieces)
         self._partial = PartialFiles(partial, self._disk)
         self._partial.tidy()
         self._ledger = ModelLedger(cache_directory / "ledger.json")
         self._indexes: dict[tuple[Path, files.FileStamp], GgufIndex] = {}
         self._models: dict[Digest, ModelFile] = {}
+        self._fragments: dict[Digest, Path] = {}
         self._holds = _Holds()
         self._room = threading.Lock()
         self._locks = _KeyedLocks()
@@ -238,6 +252,30 @@ class DiskModelStore:
         key = f"{model.digest}:{layers.start}:{layers.end}:{STAGE_FORMAT}"
         async with self._locks.holding(key):
             return await self._run(lambda: self._cut_or_recall(key, model, layers))
+
+    async def fragments_of(self, model: ModelFile, layers: LayerRange) -> tuple[StageArtifact, ...]:
+        """Of a layer package, its manifest and the files that the stage is cut from, found by digest from then on.
+
+        None for the whole range, whose file is the model's own.
+        """
+        path = Path(model.path)
+        if len(layers) == model.index.layer_count or not is_package(path):
+            return ()
+        found = await self._run(lambda: fragments_of_range(path, model.index, layers, self._digest_of))
+        for artifact in found:
+            self._fragments[artifact.digest] = Path(artifact.path)
+        _drop_oldest(self._fragments, _MAX_FRAGMENTS)
+        return found
+
+    async def assemble(
+        self, fragments: tuple[StageArtifact, ...], model_digest: Digest, layers: LayerRange
+    ) -> StageArtifact:
+        """The stage GGUF of a range out of fetched fragments, the manifest first, all of them held.
+
+        Takes a hold. Raises ``ConfigError``: ``PACKAGE_INVALID`` for fragments that are not what the manifest says, or
+        of another model, ``CUT_UNSUPPORTED``, ``ARCHITECTURE_UNSUPPORTED``; ``Refused(DISK_FULL)``.
+        """
+        return await self._run(lambda: self._assemble(fragments, model_digest, layers))
 
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
         """A cut or received stage, or a resolved whole model, by its digest; checked once per change of the file."""
@@ -421,21 +459,33 @@ class DiskModelStore:
         return kept if kept is not None else self._write_cut(key, model, layers)
 
     def _write_cut(self, key: str, model: ModelFile, layers: LayerRange) -> StageArtifact:
-        plan = plan_stage_file(model.index, layers)
         with self._open(Path(model.path)) as source:
             self._require_same(source, model)
-            self._make_room(plan.size_bytes)
-            hasher = PieceHasher(plan.size_bytes)
-            with files.pending_file(self._stages, self._disk) as pending:
-                for portion in files.segment_pieces(source, plan.segments, trio.from_thread.check_cancelled):
-                    pending.write(portion)
-                    hasher.update(portion)
-                if source.has_changed():
-                    raise _changed(model)
-                artifact = self._keep(pending)
-        self._pieces.keep(artifact.digest, hasher.finish())
+            artifact = self._write_stage(source, plan_stage_file(model.index, layers))
         self._ledger.remember_cut(key, artifact.digest)
         return artifact
+
+    def _write_stage(self, source: files.OpenSource, plan: StageFilePlan) -> StageArtifact:
+        self._make_room(plan.size_bytes)
+        hasher = PieceHasher(plan.size_bytes)
+        with files.pending_file(self._stages, self._disk) as pending:
+            for portion in files.segment_pieces(source, plan.segments, trio.from_thread.check_cancelled):
+                pending.write(portion)
+                hasher.update(portion)
+            if source.has_changed():
+                raise _changed(str(source.path))
+            artifact = self._keep(pending)
+        self._pieces.keep(artifact.digest, hasher.finish())
+        return artifact
+
+    def _assemble(
+        self, fragments: tuple[StageArtifact, ...], model_digest: Digest, layers: LayerRange
+    ) -> StageArtifact:
+        """That a manifest names this model is its word only, so the cut is not remembered as one of the model."""
+        with assembled_package(self._cache / "packages", fragments) as source:
+            if source.digest != model_digest:
+                raise ConfigError(ErrorCode.PACKAGE_INVALID, "the package that was fetched is of another model")
+            return self._write_stage(source, plan_stage_file(source.index, layers))
 
     def _write_model(self, model: ModelFile) -> StageArtifact:
         """The file of a model that is a layer package."""
@@ -453,7 +503,7 @@ class DiskModelStore:
     def _require_same(self, source: files.OpenSource, model: ModelFile) -> None:
         """The file must still be what its index says; a stamp seen before answers without reading it."""
         if source.size_bytes != model.size_bytes or self._digest_of_model(source) != model.digest:
-            raise _changed(model)
+            raise _changed(model.path)
 
     def _keep(self, pending: files.PendingFile) -> StageArtifact:
         """Gives a whole stage its name, and its cutter a hold on it."""
@@ -523,7 +573,18 @@ class DiskModelStore:
         if model is not None and not is_package(Path(model.path)):
             self._hold_model(model)
             return StageArtifact(model.path, model.digest, model.size_bytes)
-        return self._kept_artifact(digest)
+        return self._kept_artifact(digest) or self._unchanged_fragment(digest)
+
+    def _unchanged_fragment(self, digest: Digest) -> StageArtifact | None:
+        """A file of a layer package of the operator's, as long as it is what it was."""
+        path = self._fragments.get(digest)
+        if path is None:
+            return None
+        with contextlib.suppress(ConfigError), files.FileSource(path) as source:
+            if self._digest_of(source) == digest:
+                self._holds.take(digest, path)
+                return StageArtifact(str(path), digest, source.size_bytes)
+        return None
 
     def _make_room(self, size_bytes: int) -> None:
         """Removes what is in nobody's use until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if there is no room.
@@ -659,8 +720,8 @@ def _gone(artifact: StageArtifact) -> Refused:
     return Refused(ErrorCode.ARTIFACT_UNKNOWN, f"the stage {artifact.digest[:12]} is no longer on this disk")
 
 
-def _changed(model: ModelFile) -> ConfigError:
-    return ConfigError(ErrorCode.GGUF_INVALID, f"{model.path} changed since it was opened: start the node again")
+def _changed(path: str) -> ConfigError:
+    return ConfigError(ErrorCode.GGUF_INVALID, f"{path} changed since it was opened: start the node again")
 
 
 def _drop_oldest(entries: dict[_K, _V], most: int) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from p2pmesh.adapters.identity import Ed25519Verifier
 from p2pmesh.adapters.private_files import sync_directory
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
-from p2pmesh.base.ids import Digest, OwnerId
+from p2pmesh.base.ids import Digest, LayerRange, OwnerId
 from p2pmesh.base.quantities import format_size
 from p2pmesh.model.gguf import GgufIndex, Source, read_index
 from p2pmesh.model.package import (
@@ -44,6 +44,7 @@ from p2pmesh.model.package import (
 from p2pmesh.model.package_layout import (
     FragmentPlan,
     Region,
+    artifacts_of_range,
     check_tensors,
     gaps_of,
     is_same_tensor,
@@ -51,6 +52,7 @@ from p2pmesh.model.package_layout import (
     model_regions,
     plan_package,
 )
+from p2pmesh.ports.models import StageArtifact
 from p2pmesh.wire.package import decode_statement
 from p2pmesh.wire.signed import Verify
 
@@ -326,6 +328,55 @@ class PackageSource:
     def _check_artifact(self, artifact: Artifact, source: files.FileSource) -> None:
         if source.size_bytes != artifact.artifact_bytes or self._digest_of(source) != artifact.sha256:
             raise _broken(self.path, f"{artifact.path} is not the file that its manifest names")
+
+
+def fragments_of_range(
+    directory: Path, index: GgufIndex, layers: LayerRange, digest_of: DigestOf
+) -> tuple[StageArtifact, ...]:
+    """The manifest's file and those that a stage of a range is cut from, in the order in which they are needed."""
+    manifest = usable_manifest(directory)
+    with files.FileSource(directory / MANIFEST_FILE) as source:
+        found = [StageArtifact(str(source.path), digest_of(source), source.size_bytes)]
+    is_tied = index.find_tensor("output.weight") is None
+    for path in artifacts_of_range(layers, index.layer_count, is_tied=is_tied):
+        artifact = manifest.artifact(path)
+        if artifact is None:
+            raise _broken(directory, f"its manifest does not name {path}")
+        found.append(StageArtifact(str(directory / path), Digest(artifact.sha256), artifact.artifact_bytes))
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def assembled_package(parent: Path, fragments: Sequence[StageArtifact]) -> Iterator[PackageSource]:
+    """A package out of files whose digests were checked, the manifest first, as long as the scope lasts.
+
+    It need not be whole: what is read must be there. ``ConfigError(PACKAGE_INVALID)``.
+    """
+    directory = parent / files.temporary_name()
+    checked = {Path(fragment.path).resolve(): fragment.digest for fragment in fragments}
+    try:
+        with files.translated(f"cannot write in {parent}"):
+            (directory / "shared").mkdir(parents=True)
+            (directory / "layers").mkdir()
+            os.symlink(Path(fragments[0].path).resolve(), directory / MANIFEST_FILE)
+        found = {digest: path for path, digest in checked.items()}
+        for artifact in usable_manifest(directory).artifacts():
+            path = found.get(Digest(artifact.sha256))
+            if path is not None:
+                with files.translated(f"cannot write in {parent}"):
+                    os.symlink(path, directory / artifact.path)
+        with PackageSource(directory, lambda source: checked[source.path.resolve()]) as source:
+            yield source
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_assembled(parent: Path) -> None:
+    """What processes that are gone left of assembling."""
+    for path in parent.iterdir():
+        pid = path.name[1:].partition(".")[0]
+        if pid.isascii() and pid.isdigit() and not files.is_running(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def usable_manifest(directory: Path) -> PackageManifest:

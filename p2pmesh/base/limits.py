@@ -111,6 +111,8 @@ MAX_GGUF_HEADER_BYTES = 512 * MIB
 
 # layer packages
 MAX_PACKAGE_MANIFEST_BYTES = 4 * MIB
+MAX_STAGE_FRAGMENTS = MAX_LAYERS + 4
+"""Files that a stage can be assembled from: the manifest, three shared ones, one a layer."""
 MAX_PACKAGE_PROJECTORS = 16
 MAX_PACKAGE_SOURCE_FILES = 1024
 MAX_PACKAGE_SIGNATURE_BYTES = 512

@@ -39,15 +39,16 @@ class WantedFile:
 class FileOrigin:
     """Who named a file, where that peer is, and what else is known of the file.
 
-    ``model_digest`` and ``layers``: it is the stage file of those layers of that model. ``bundle``: it belongs to
-    another file, whose providers are likely to have this one.
+    ``model_digest`` and ``layers``: it is the stage file of those layers of that model. ``others``: further peers that
+    are likely to have it. ``is_fragment``: it is one of many of its kind.
     """
 
     peer: PeerId
     addresses: tuple[str, ...]
     model_digest: Digest | None = None
     layers: LayerRange | None = None
-    bundle: Digest | None = None
+    others: tuple[Provider, ...] = ()
+    is_fragment: bool = False
 
 
 class ArtifactSources:
@@ -58,6 +59,11 @@ class ArtifactSources:
         self._may_exchange = may_exchange
         self.find_providers: FindProviders = _find_nobody
 
+    async def holders_of(self, digest: Digest) -> tuple[Provider, ...]:
+        """Peers that provide a file, of those that files are exchanged with."""
+        found = await self.find_providers(digest)
+        return tuple(one for one in found if one.peer != self._overlay.own_peer and self._may_exchange(one.peer))
+
     async def find(self, wanted: WantedFile, origin: FileOrigin, found: Found) -> None:
         """Tells of each source as it is found; returns when the search is over."""
 
@@ -67,8 +73,6 @@ class ArtifactSources:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._from_records, wanted.digest, offer)
-            if origin.bundle is not None:
-                nursery.start_soon(self._from_records, origin.bundle, offer)
             if origin.model_digest is not None and origin.layers is not None:
                 question = PrepareArtifact(wanted.digest, origin.model_digest, origin.layers.start, origin.layers.end)
                 for peer in self._holders(origin.model_digest, origin.peer)[:MAX_PREPARING]:

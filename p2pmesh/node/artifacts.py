@@ -25,6 +25,7 @@ from p2pmesh.node.reporting import Report
 from p2pmesh.node.transfer import CHUNK_TIMEOUT_S, Found, NoteTransfer, Transfer, TransferCounts, TransferParts
 from p2pmesh.ports.clock import Clock
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
+from p2pmesh.ports.network import Provider
 from p2pmesh.wire.control import ArtifactChunk, Done, FetchArtifact, FetchPieceList, PrepareArtifact
 from p2pmesh.wire.pieces import PieceList, checked_piece_list, single_piece_list
 
@@ -117,6 +118,10 @@ class Artifacts:
 
     # --- fetching
 
+    async def holders_of(self, digest: Digest) -> tuple[Provider, ...]:
+        """Peers that say they have a file, of those that files are exchanged with; none where nobody else is asked."""
+        return () if self.mode is ArtifactTransfer.OFF else await self._sources.holders_of(digest)
+
     async def obtain(
         self, wanted: WantedFile, origin: FileOrigin, progress: Progress
     ) -> tuple[StageArtifact, TransferCounts]:
@@ -137,7 +142,8 @@ class Artifacts:
         if found is None:
             text = f"the file {wanted.digest} vanished right after it was received"
             raise Refused(ErrorCode.ARTIFACT_UNKNOWN, text)
-        self._note_here(wanted.digest)
+        if not origin.is_fragment:
+            self._note_here(wanted.digest)
         return found, counts
 
     @asynccontextmanager
@@ -167,8 +173,9 @@ class Artifacts:
         pieces = await self._piece_list(wanted, origin)
         seek = _Seeking(self._sources, wanted, origin)
         parts = TransferParts(
-            self._overlay, self._ports.clock, self._ports.note_transfer, seek, _DropReport(wanted, self._ports.report)
-        )
+            self._overlay, self._ports.clock, self._ports.note_transfer, seek,
+            _DropReport(wanted, origin, self._ports.report),
+        )  # fmt: skip
         counts = TransferCounts()
         try:
             async with self._store.receive_artifact(wanted.digest, pieces) as reception:
@@ -315,7 +322,10 @@ class Artifacts:
 
 
 class _Seeking:
-    """The search of one transfer: first whoever named the file, then others, the small ones only if that failed."""
+    """The search of one transfer: first those that are known, then others, for a small file only if that failed.
+
+    Who is told first is asked first. So of many small files each has a first source of its own.
+    """
 
     def __init__(self, sources: ArtifactSources, wanted: WantedFile, origin: FileOrigin) -> None:
         self._sources = sources
@@ -324,20 +334,26 @@ class _Seeking:
         self._is_first = True
 
     async def __call__(self, found: Found) -> None:
-        await found(self._origin.peer, self._origin.addresses)
+        known = (Provider(self._origin.peer, self._origin.addresses), *self._origin.others)
+        turn = int(self._wanted.digest[:8], 16) % len(known)
+        for one in known[turn:] + known[:turn]:
+            await found(one.peer, one.addresses)
         is_first, self._is_first = self._is_first, False
         if not is_first or self._wanted.size_bytes > SEARCH_ABOVE_BYTES:
             await self._sources.find(self._wanted, self._origin, found)
 
 
 class _DropReport:
-    """Tells the operator of sources that were left."""
+    """Tells the operator of sources that were left; that a peer lacks one fragment of many is no news."""
 
-    def __init__(self, wanted: WantedFile, report: Report) -> None:
+    def __init__(self, wanted: WantedFile, origin: FileOrigin, report: Report) -> None:
         self._wanted = wanted
+        self._origin = origin
         self._report = report
 
     def __call__(self, peer: PeerId, cause: Cause) -> None:
+        if cause is Cause.UNKNOWN and self._origin.is_fragment:
+            return
         fields = {"peer_id": peer, "digest": self._wanted.digest, "cause": cause.value}
         self._report("artifact_source_dropped", fields)
 

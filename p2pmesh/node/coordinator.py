@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import trio
 
@@ -31,7 +32,7 @@ from p2pmesh.node.runner import MachineRunner
 from p2pmesh.node.stages import Stages
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
-from p2pmesh.wire.control import Done, LoadStage, ProbeResult, ProbeRun, PublishRun, StageEntry, StageStatus
+from p2pmesh.wire.control import Done, FileEntry, LoadStage, ProbeResult, ProbeRun, PublishRun, StageEntry, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 RETRY_FIRST_S = 1.0
@@ -171,6 +172,8 @@ class Run:
         self._ending: RunEnding | None = None
         self._had_served = False
         self._cut_digests: list[Digest] = []
+        self._given: set[Digest] = set()
+        """Fragments that the peers of the placement may fetch, besides the stages that are cut from them."""
         self._fingerprints: dict[int, str] = {}
 
     @property
@@ -270,18 +273,23 @@ class Run:
             context_tokens=self._options.context_tokens,
             lanes=self._options.lanes,
             wire_dtype=self._options.wire_dtype,
-            pieces_digest=await self._pieces_digest(planned, artifact),
+            **await self._transport(planned, artifact),
         )
 
-    async def _pieces_digest(self, planned: PlannedStage, artifact: StageArtifact) -> Digest | None:
-        """Nobody fetches our own stage, which may be a whole model that would be read once more for it."""
+    async def _transport(self, planned: PlannedStage, artifact: StageArtifact) -> dict[str, Any]:
+        """How the stage's file can be fetched; our own is not, and may be a whole model that would be read for it."""
         if planned.peer_id == self._parts.overlay.own_peer:
-            return None
-        return (await self._parts.store.piece_list(artifact)).digest
+            return {}
+        store = self._parts.store
+        fragments = tuple(dict.fromkeys(await store.fragments_of(self._model, planned.layers)))
+        self._given.update(fragment.digest for fragment in fragments)
+        entries = [FileEntry(f.digest, f.size_bytes, (await store.piece_list(f)).digest) for f in fragments]
+        return {"pieces_digest": (await store.piece_list(artifact)).digest, "fragments": tuple(entries)}
 
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for its stage."""
-        return digest in self._cut_digests and any(stage.peer_id == peer for stage in self.placement.stages)
+        is_ours = digest in self._cut_digests or digest in self._given
+        return is_ours and any(stage.peer_id == peer for stage in self.placement.stages)
 
     def _entry(self, stage: PlannedStage) -> StageEntry:
         board = self._parts.overlay.board

@@ -14,7 +14,6 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refuse
 from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import format_size
 from p2pmesh.core.coordination import StageState
-from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import Drivers
@@ -22,6 +21,7 @@ from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run_table import MAX_RUNS, RunTable
+from p2pmesh.node.stage_fetching import StageFetching
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.engine import EngineLauncher, EngineSpec
@@ -56,6 +56,7 @@ class Stages:
         self._reserved_bytes = 0
         self._holds = 0
         self._report = report
+        self._fetching = StageFetching(parts.artifacts, parts.store)
         overlay.serve_exchange(LoadStage, self._serve_load)
 
     @property
@@ -150,14 +151,7 @@ class Stages:
                 ErrorCode.ARTIFACT_UNKNOWN, "the stage file is not here, and its coordinator does not give it"
             )
         self._report("stage_loading", _stage_fields(load) | {"bytes": load.artifact_bytes, "source": source})
-
-        async def progress(done_bytes: int) -> None:
-            await report_status(StageStatus(load.run_id, StageState.DOWNLOADING.value, done_bytes, load.artifact_bytes))
-
-        addresses = next((s.addresses for s in load.stages if s.peer_id == source), ())
-        wanted = WantedFile(Digest(load.artifact_digest), load.artifact_bytes, Digest(load.pieces_digest))
-        origin = FileOrigin(source, addresses, Digest(load.model_digest), layers)
-        artifact, counts = await self._parts.artifacts.obtain(wanted, origin, progress)
+        artifact, counts = await self._fetching.fetch(load, source, report_status)
         self._report("stage_fetched", _stage_fields(load) | _cost_of(counts))
         return artifact
 

@@ -69,6 +69,17 @@ class ModelStore(Protocol):
         Takes a hold.
         """
 
+    async def fragments_of(self, model: ModelFile, layers: LayerRange) -> tuple[StageArtifact, ...]:
+        """Of a layer package, its manifest and the files that the stage is cut from; none of any other model."""
+
+    async def assemble(
+        self, fragments: tuple[StageArtifact, ...], model_digest: Digest, layers: LayerRange
+    ) -> StageArtifact:
+        """The stage GGUF of a range out of fetched fragments, the manifest first, all of them held.
+
+        Takes a hold. ``ConfigError(PACKAGE_INVALID)`` if they are not what the manifest says, or of another model.
+        """
+
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
         """A cut or received stage by its digest, its bytes checked once per change of the file.
 

@@ -37,6 +37,7 @@ from p2pmesh.base.limits import (
     MAX_REVOCATION_BYTES,
     MAX_ROUTE_ENTRIES,
     MAX_SEQUENCE,
+    MAX_STAGE_FRAGMENTS,
     MAX_STAGES,
     MAX_STOP_BYTES,
     MAX_STOP_SEQUENCES,
@@ -157,6 +158,15 @@ class StageEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file that can be fetched."""
+
+    digest: str = declared(_DIGEST)
+    size_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
+    pieces_digest: str = declared(_DIGEST)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadStage:
     """Coordinator to a peer: hold stage ``index`` of this run. The stream stays open as long as the stage lives."""
 
@@ -174,6 +184,8 @@ class LoadStage:
     lanes: int = declared(Integer(1, MAX_LANES))
     wire_dtype: int = declared(Integer(int(WireDtype.F32), int(max(WireDtype))))
     pieces_digest: str | None = declared(Optional(_DIGEST), None)
+    fragments: tuple[FileEntry, ...] = declared(ListOf(Record(FileEntry), MAX_STAGE_FRAGMENTS), ())
+    """Of a layer package: its manifest, then what the stage is assembled from."""
 
     def __post_init__(self) -> None:
         if self.index >= len(self.stages):

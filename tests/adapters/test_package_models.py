@@ -1,5 +1,6 @@
 """Layer packages as models of a store: named, cut, held and found like files, with the same digests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.owner_keystore import OwnerKey
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.base.ids import LayerRange
+from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.model.package_layout import artifacts_of_range
+from p2pmesh.ports.models import StageArtifact
 from p2pmesh.wire.package import encode_statement
 from tests.fakes.packages import change_manifest, package_of
 from tests.fakes.tiny_gguf import tiny_llama
@@ -27,6 +29,10 @@ def store_at(home: Path) -> DiskModelStore:
 
 def bytes_of(path: str) -> bytes:
     return Path(path).read_bytes()
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
 
 
 def keep_only(package: Path, kept: tuple[str, ...]) -> None:
@@ -128,3 +134,77 @@ async def test_a_package_whose_signature_is_of_another_is_not_served(tmp_path: P
     with pytest.raises(ConfigError) as caught:
         await store_at(tmp_path / "home").resolve(str(package))
     assert caught.value.code is ErrorCode.PACKAGE_INVALID
+
+
+# --- fragments between peers
+
+
+async def fetched(giver: DiskModelStore, taker: DiskModelStore, artifact: StageArtifact) -> StageArtifact:
+    """What the taker has once it was given a file; held."""
+    found = await giver.find_artifact(artifact.digest)
+    assert found is not None
+    data, pieces = bytes_of(found.path), await giver.piece_list(found)
+    giver.release(found.digest)
+    async with taker.receive_artifact(artifact.digest, pieces) as reception:
+        for piece in range(pieces.count):
+            await reception.write_piece(piece, data[piece * pieces.piece_bytes :][: pieces.length_of(piece)])
+    received = await taker.find_artifact(artifact.digest)
+    assert received is not None
+    return received
+
+
+@pytest.mark.parametrize("layers", [LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 4)])
+async def test_a_stage_is_assembled_from_fragments_of_another_home(
+    package: Path, tmp_path: Path, layers: LayerRange
+) -> None:
+    giver, taker = store_at(tmp_path / "giver"), store_at(tmp_path / "taker")
+    model = await giver.resolve(str(package))
+    wanted = await giver.cut(model, layers)
+    named = await giver.fragments_of(model, layers)
+    assert named[0].path.endswith("model-package.json")
+    assert len(named) == 1 + len(artifacts_of_range(layers, 4, is_tied=True))
+    fragments = tuple([await fetched(giver, taker, one) for one in named])
+    assembled = await taker.assemble(fragments, model.digest, layers)
+    assert (assembled.digest, assembled.size_bytes) == (wanted.digest, wanted.size_bytes)
+    assert bytes_of(assembled.path) == bytes_of(wanted.path)
+    assert list((tmp_path / "taker" / "cache" / "packages").iterdir()) == []
+    assert await taker.piece_list(assembled) == await giver.piece_list(wanted)
+
+
+async def test_a_whole_model_is_not_assembled_and_a_file_has_no_fragments(package: Path, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "home")
+    assert await store.fragments_of(await store.resolve(str(package)), LayerRange(0, 4)) == ()
+    assert await store.fragments_of(await store.resolve(str(tmp_path / "tiny.gguf")), LayerRange(0, 2)) == ()
+
+
+async def test_fragments_of_another_model_or_too_few_make_no_stage(package: Path, tmp_path: Path) -> None:
+    giver, taker = store_at(tmp_path / "giver"), store_at(tmp_path / "taker")
+    model = await giver.resolve(str(package))
+    named = await giver.fragments_of(model, LayerRange(1, 3))
+    fragments = tuple([await fetched(giver, taker, one) for one in named])
+    cases = (
+        (fragments, Digest("0" * 64)), (fragments[:-1], model.digest), (fragments[:1], model.digest),
+        (fragments[1:], model.digest), ((*fragments[:1], *fragments[2:]), model.digest),
+    )  # fmt: skip
+    for given, digest in cases:
+        with pytest.raises(ConfigError) as caught:
+            await taker.assemble(given, digest, LayerRange(1, 3))
+        assert caught.value.code is ErrorCode.PACKAGE_INVALID
+        assert list((tmp_path / "taker" / "cache" / "packages").iterdir()) == []
+
+
+async def test_a_fragment_that_changed_is_not_given_out(package: Path, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "home")
+    model = await store.resolve(str(package))
+    *_, last = await store.fragments_of(model, LayerRange(1, 3))
+    damage(Path(last.path))
+    assert await store.find_artifact(last.digest) is None
+
+
+async def test_what_a_dead_process_left_of_assembling_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "home" / "cache" / "packages" / ".999999999.mark.x.tmp"
+    own = left.with_name(f".{os.getpid()}.mark.x.tmp")
+    for path in (left, own):
+        (path / "layers").mkdir(parents=True)
+    store_at(tmp_path / "home")
+    assert (left.exists(), own.exists()) == (False, True)

@@ -33,3 +33,22 @@ def test_a_package_answers_as_its_model_does(peers: Peers, tiny_model: Path, pac
     assert [stage["layers"] for stage in stages] == [[0, TINY_LAYERS // 2], [TINY_LAYERS // 2, TINY_LAYERS]]
     driver.wait_for("ready")
     assert answer(driver) == wanted
+
+
+def test_a_peer_fetches_just_the_fragments_of_its_layers_and_keeps_them_for_others(peers: Peers, package: Path) -> None:
+    driver = peers.found("driver", "--model", str(package), "--cuts", "4")
+    joiner = peers.join("joiner", driver.invite, "--max-memory", "1GiB")
+    driver.wait_for("pipeline_ready")
+    wanted = answer(driver)
+    first = joiner.wait_for("stage_fetched")
+    assert (first["layers"], first["resumed_bytes"]) == ([4, TINY_LAYERS], 0)
+    joiner.stop()
+    driver.stop()
+    driver = peers.found("driver", "--model", str(package), "--cuts", "3")
+    joiner = peers.join("joiner", driver.invite, "--max-memory", "1GiB")
+    driver.wait_for("pipeline_ready")
+    assert answer(driver) == wanted
+    second = joiner.wait_for("stage_fetched")
+    (layer,) = (package / "layers").glob("layer-00003.gguf")
+    assert (second["layers"], second["fetched_bytes"]) == ([3, TINY_LAYERS], layer.stat().st_size)
+    assert second["resumed_bytes"] == first["fetched_bytes"]

@@ -48,6 +48,9 @@ class FakeModelStore:
         self.released: list[Digest] = []
         self.stage_memory: int | None = None
         self.partial: dict[Digest, dict[int, bytes]] = {}
+        self.is_packaged = False
+        self.assembling: ConfigError | None = None
+        """What assembling fails with."""
         self.portion_bytes = 64 * KIB
         self.portion_s = 0.0
         """A slow disk: so long each portion that is read takes."""
@@ -68,6 +71,24 @@ class FakeModelStore:
 
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
         return self._held(f"{model.digest}:{layers.start}-{layers.end}:".encode() * self.stage_repeats)
+
+    async def fragments_of(self, model: ModelFile, layers: LayerRange) -> tuple[StageArtifact, ...]:
+        """A manifest, and a file a layer, as of a package; none unless ``is_packaged``."""
+        if not self.is_packaged:
+            return ()
+        parts = [b"manifest", *(f"layer {layer} ".encode() * 50_000 for layer in range(layers.start, layers.end))]
+        for data in parts:
+            self.files[_digest_of(data)] = data
+        return tuple(StageArtifact(f"/package/{_digest_of(data)}", _digest_of(data), len(data)) for data in parts)
+
+    async def assemble(
+        self, fragments: tuple[StageArtifact, ...], model_digest: Digest, layers: LayerRange
+    ) -> StageArtifact:
+        assert all(self.holds[fragment.digest] for fragment in fragments)
+        if self.assembling is not None:
+            raise self.assembling
+        assert self.files[fragments[0].digest] == b"manifest"
+        return self._held(f"{model_digest}:{layers.start}-{layers.end}:".encode() * self.stage_repeats)
 
     async def find_artifact(self, digest: Digest) -> StageArtifact | None:
         return self._held(self.files[digest]) if digest in self.files else None

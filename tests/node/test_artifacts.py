@@ -8,13 +8,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.quantities import KIB
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.node import Node
 from p2pmesh.node.transfer import TransferCounts
+from p2pmesh.ports.network import Provider
 from p2pmesh.wire.announcement import HeldModel
 from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, open_mesh
@@ -72,12 +73,10 @@ async def takers(mesh: Mesh, origin: FakeModelStore, *others: FakeModelStore, **
     return Takers(mesh, founder, taker, nodes)
 
 
-def provide(node: Node, providers: list[MeshNode]) -> None:
-    from p2pmesh.ports.network import Provider
-
+def provide(node: Node, providers: list[MeshNode], provided: Digest = DIGEST) -> None:
     async def find(digest: Digest) -> tuple[Provider, ...]:
         await trio.sleep(0.05)
-        return tuple(Provider(one.peer, one.network.addresses()) for one in providers) if digest == DIGEST else ()
+        return tuple(Provider(one.peer, one.network.addresses()) for one in providers) if digest == provided else ()
 
     node.artifacts.search_by(find)
 
@@ -379,3 +378,78 @@ async def test_a_stage_that_cannot_be_cut_is_refused(question: PrepareArtifact, 
         world.origin.node.artifacts.grants.find_model = {MODEL.digest: MODEL}.get
         assert await refusal_of(world.taker, world.origin, question) is ErrorCode.ARTIFACT_UNKNOWN
         assert world.origin.store.holds.total() == 0
+
+
+# --- fragments
+
+
+async def packaged(mesh: Mesh, joiners: int, mode: ArtifactTransfer = ArtifactTransfer.OPEN) -> list[MeshNode]:
+    """A driver whose model is a layer package, served in two stages, and joiners."""
+    settings = {"artifact_transfer": mode}
+    driver = await mesh.found("driver", store=FakeModelStore(MODEL), settings=settings)
+    driver.store.is_packaged = True
+    others = [await mesh.join(f"joiner-{n}", driver, settings=settings) for n in range(joiners)]
+    mesh.serve(driver, MODEL, stage_count=2)
+    await driver.wait_told("pipeline_ready")
+    return [driver, *others]
+
+
+def layer_file(layer: int) -> Digest:
+    return Digest(hashlib.sha256(f"layer {layer} ".encode() * 50_000).hexdigest())
+
+
+@pytest.mark.parametrize("mode", list(ArtifactTransfer))
+async def test_a_stage_of_a_package_is_assembled_from_just_its_fragments(
+    mode: ArtifactTransfer, autojump_clock: MockClock
+) -> None:
+    async with open_mesh() as mesh:
+        driver, joiner = await packaged(mesh, 1, mode)
+        (ready,) = driver.told("pipeline_ready")
+        start, end = next(stage["layers"] for stage in ready["stages"] if stage["peer_id"] == joiner.peer)
+        (fetched,) = joiner.told("stage_fetched")
+        layers = [layer for layer in range(6) if layer_file(layer) in joiner.store.files]
+        assert layers == list(range(start, end))
+        assert fetched["fetched_bytes"] == len(b"manifest") + sum(len(f"layer {n} ") * 50_000 for n in layers)
+        held = [digest for digest, count in joiner.store.holds.items() if count]
+        assert held == [joiner.engine.spec.artifact_digest]
+
+
+async def test_fragments_that_are_here_are_not_fetched_again(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, joiner = await packaged(mesh, 1)
+        joiner.store.files = {d: f for d, f in joiner.store.files.items() if d != joiner.engine.spec.artifact_digest}
+        joiner.engine.kill()
+        await driver.wait_told("pipeline_ready", times=2)
+        first, second = joiner.told("stage_fetched")
+        assert (second["fetched_bytes"], second["resumed_bytes"]) == (0, first["fetched_bytes"])
+
+
+async def test_fragments_come_from_others_too_and_from_different_ones_at_once(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        driver.store.is_packaged = True
+        joiner = await mesh.join("joiner", driver)
+        other = await mesh.join("other", driver, memory_bytes=0)
+        other.store.is_packaged = True
+        await other.store.fragments_of(MODEL, LayerRange(0, 6))
+        for node in (driver, other):
+            node.store.portion_s = 0.1
+        manifest = Digest(hashlib.sha256(b"manifest").hexdigest())
+        provide(joiner.node, [other], manifest)
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        (fetched,) = joiner.told("stage_fetched")
+        assert {source["peer_id"] for source in fetched["sources"]} == {driver.peer, other.peer}
+
+
+async def test_fragments_that_make_nothing_are_no_end(autojump_clock: MockClock) -> None:
+    """The stage's own file is fetched instead."""
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        driver.store.is_packaged = True
+        joiner = await mesh.join("joiner", driver)
+        joiner.store.assembling = ConfigError(ErrorCode.PACKAGE_INVALID, "no package")
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert joiner.engine.spec.artifact_digest in joiner.store.files
+        assert joiner.store.holds.total() == 1

@@ -374,6 +374,11 @@ def control_messages() -> list[tuple[str, Any]]:
         ("load_stage of files that are not given out",
          control.LoadStage(RUN_ID, "smollm2-135m", DIGEST, 144_000_000, 30, 1, stages, "cd" * 32,
                            72_000_000, 120_000_000, 4096, 4, 2)),
+        ("load_stage of a layer package",
+         control.LoadStage(RUN_ID, "smollm2-135m", DIGEST, 144_000_000, 30, 1, stages, "cd" * 32,
+                           72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32,
+                           (control.FileEntry("01" * 32, 9000, "02" * 32),
+                            control.FileEntry("03" * 32, 2_000_000, "04" * 32)))),
         ("stage_status", control.StageStatus(RUN_ID, "downloading", 1_048_576, 72_000_000)),
         ("stage_status ready", control.StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8)),
         ("claim_run", control.ClaimRun(DIGEST, RUN_ID, 7, 15_000, (FOUNDER.peer_id, JOINER.peer_id), False)),
@@ -422,6 +427,7 @@ def framed(body: bytes) -> bytes:
 
 SAMPLING = to_map(dict(control_messages())["generate from text"].sampling)
 FIRST_STAGE, SECOND_STAGE = to_map(dict(control_messages())["load_stage"])["stages"]
+FILE_ENTRY = to_map(control.FileEntry("01" * 32, 9000, "02" * 32))
 BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("hello of a joiner", {
         "hello without a mesh id": {"mesh_id": ...},
@@ -521,6 +527,12 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "load_stage with a piece list of 63 digits": {"pieces_digest": "a" * 63},
         "load_stage with an empty piece list": {"pieces_digest": ""},
         "load_stage with a control character in the name": {"model": "a\x07b"},
+    }),
+    ("load_stage of a layer package", {
+        "load_stage with 1029 fragments": {"fragments": [FILE_ENTRY] * 1029},
+        "load_stage with a fragment of no bytes": {"fragments": [{**FILE_ENTRY, "size_bytes": 0}]},
+        "load_stage with a fragment without a piece list": {"fragments": [{"digest": "01" * 32, "size_bytes": 1}]},
+        "load_stage with fragments of nil": {"fragments": None},
     }),
     ("stage_status", {
         "stage_status with a state as number": {"state": 3},

@@ -57,6 +57,7 @@ RECORDS = {
     "down_report": liveness.DownReport,
     "leaving": liveness.Leaving,
     "package_statement": package.PackageStatement,
+    "file_entry": control.FileEntry,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
     "sampling_entry": control.SamplingEntry,

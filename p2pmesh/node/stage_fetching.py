@@ -1,0 +1,158 @@
+"""How a stage's file comes here: whole, or as fragments of the coordinator's layer package that are assembled here.
+
+Fragments are files of their own: they come from different peers at once, and stay for ranges of later runs. How one
+file comes is ``node.artifacts``'.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.base.quantities import MIB
+from p2pmesh.core.coordination import StageState
+from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
+from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.failures import unwrapped
+from p2pmesh.node.transfer import TransferCounts
+from p2pmesh.ports.models import ModelStore, StageArtifact
+from p2pmesh.wire.control import FileEntry, LoadStage, StageStatus
+
+FRAGMENTS_AT_ONCE = 3
+SPARE_FRAGMENT_BYTES = 64 * MIB
+MAX_FRAGMENT_SHARE = 4
+"""Fragments take as much as their stage, and an embedding beside it: what is far more is no help."""
+
+ReportStatus = Callable[[StageStatus], Awaitable[None]]
+
+
+class StageFetching:
+    """Fetches the files of stages that other peers coordinate."""
+
+    def __init__(self, artifacts: Artifacts, store: ModelStore) -> None:
+        self._artifacts = artifacts
+        self._store = store
+
+    async def fetch(
+        self, load: LoadStage, source: PeerId, report_status: ReportStatus
+    ) -> tuple[StageArtifact, TransferCounts]:
+        """The stage's file, held once, and what it cost."""
+        counts = TransferCounts()
+        if _is_worth_assembling(load):
+            try:
+                artifact = await _Assembly(self._artifacts, self._store, load, source, report_status, counts).run()
+            except (ConfigError, RemoteProtocolError) as error:
+                if error.code is ErrorCode.HOME_UNUSABLE:
+                    raise
+            else:
+                if artifact is not None:
+                    return artifact, counts
+        artifact, last = await self._fetch_whole(load, source, report_status)
+        counts.add(last)
+        counts.sources.update({peer: counts.sources.get(peer, 0) + size for peer, size in last.sources.items()})
+        return artifact, counts
+
+    async def _fetch_whole(
+        self, load: LoadStage, source: PeerId, report_status: ReportStatus
+    ) -> tuple[StageArtifact, TransferCounts]:
+        if load.pieces_digest is None:
+            raise Refused(
+                ErrorCode.ARTIFACT_UNKNOWN, "the stage file is not here, and its coordinator does not give it"
+            )
+
+        async def progress(done_bytes: int) -> None:
+            await report_status(_downloading(load, done_bytes, load.artifact_bytes))
+
+        wanted = WantedFile(Digest(load.artifact_digest), load.artifact_bytes, Digest(load.pieces_digest))
+        origin = FileOrigin(source, _addresses(load, source), Digest(load.model_digest), _layers_of(load))
+        return await self._artifacts.obtain(wanted, origin, progress)
+
+
+@dataclass
+class _Assembly:
+    """One stage out of fragments."""
+
+    artifacts: Artifacts
+    store: ModelStore
+    load: LoadStage
+    source: PeerId
+    report_status: ReportStatus
+    counts: TransferCounts
+    held: list[StageArtifact] = field(default_factory=list)
+    done_bytes: dict[str, int] = field(default_factory=dict)
+
+    async def run(self) -> StageArtifact | None:
+        """The stage; None if what was assembled is another file than the one that is wanted."""
+        try:
+            await self._fetch_all()
+            by_digest = {artifact.digest: artifact for artifact in self.held}
+            fragments = tuple(by_digest[Digest(entry.digest)] for entry in self.load.fragments)
+            layers = _layers_of(self.load)
+            artifact = await self.store.assemble(fragments, Digest(self.load.model_digest), layers)
+        finally:
+            for fragment in self.held:
+                self.store.release(fragment.digest)
+        if artifact.digest == self.load.artifact_digest:
+            return artifact
+        self.store.release(artifact.digest)
+        return None
+
+    async def _fetch_all(self) -> None:
+        """The manifest first: whoever has it is likely to have fragments."""
+        manifest, *fragments = self.load.fragments
+        origin = FileOrigin(self.source, _addresses(self.load, self.source))
+        await self._fetch(manifest, origin)
+        others = tuple(
+            one for one in await self.artifacts.holders_of(Digest(manifest.digest)) if one.peer != self.source
+        )
+        origin = FileOrigin(self.source, origin.addresses, others=others, is_fragment=True)
+        room = trio.CapacityLimiter(FRAGMENTS_AT_ONCE)
+
+        async def fetch(entry: FileEntry) -> None:
+            async with room:
+                await self._fetch(entry, origin)
+
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                for entry in fragments:
+                    nursery.start_soon(fetch, entry)
+
+    async def _fetch(self, entry: FileEntry, origin: FileOrigin) -> None:
+        async def progress(done_bytes: int) -> None:
+            self.done_bytes[entry.digest] = done_bytes
+            total_bytes = sum(one.size_bytes for one in self.load.fragments)
+            await self.report_status(_downloading(self.load, sum(self.done_bytes.values()), total_bytes))
+
+        wanted = WantedFile(Digest(entry.digest), entry.size_bytes, Digest(entry.pieces_digest))
+        artifact, counts = await self.artifacts.obtain(wanted, origin, progress)
+        self.held.append(artifact)
+        self.done_bytes[entry.digest] = entry.size_bytes
+        self.counts.add(counts)
+        if not counts.fetched_bytes:
+            self.counts.resumed_bytes += entry.size_bytes
+        for peer, size_bytes in counts.sources.items():
+            self.counts.sources[peer] = self.counts.sources.get(peer, 0) + size_bytes
+
+
+def _is_worth_assembling(load: LoadStage) -> bool:
+    fragments = load.fragments
+    if len(fragments) < 2 or len({entry.digest for entry in fragments}) < len(fragments):
+        return False
+    return (
+        sum(entry.size_bytes for entry in fragments) <= MAX_FRAGMENT_SHARE * load.artifact_bytes + SPARE_FRAGMENT_BYTES
+    )
+
+
+def _downloading(load: LoadStage, done_bytes: int, total_bytes: int) -> StageStatus:
+    return StageStatus(load.run_id, StageState.DOWNLOADING.value, min(done_bytes, total_bytes), total_bytes)
+
+
+def _addresses(load: LoadStage, source: PeerId) -> tuple[str, ...]:
+    return next((stage.addresses for stage in load.stages if stage.peer_id == source), ())
+
+
+def _layers_of(load: LoadStage) -> LayerRange:
+    entry = load.stages[load.index]
+    return LayerRange(entry.layer_start, entry.layer_end)
