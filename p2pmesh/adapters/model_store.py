@@ -362,6 +362,12 @@ class DiskModelStore:
         if stamp is not None:
             self._ledger.remember_digest(path, stamp, digest)
 
+    def check(self, named: NamedModel) -> None:
+        """Reads the head of a model that ``find`` found, blocking; raises as ``load``. Joins no packaged parts."""
+        if named.package is None:
+            with self._open(named.path) as source:
+                self._index_of(source)
+
     async def load(self, named: NamedModel) -> ModelFile:
         """Reads a model that ``find`` found; ``ConfigError`` says what is wrong with its files."""
         async with self._locks.holding(str(named.path)):

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-from p2pmesh.adapters.private_files import read_private, write_private
+from p2pmesh.adapters.private_files import read_private, remove_old_drafts, write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import OwnerId, owner_id_of_key
 
@@ -102,6 +102,7 @@ def save_owner_key(
     secret = cipher.encrypt(nonce, key.private_seed, _canonical(head))
     body = {**head, "ciphertext": secret.hex()}
     document = {**body, "checksum": _checksum(body)}
+    remove_old_drafts(path.parent)
     write_private(path, json.dumps(document, indent=2).encode() + b"\n")
 
 

@@ -17,11 +17,13 @@ from p2pmesh.base.errors import ConfigError, ErrorCode
 _DRAFT = re.compile(
     r"\.(?:node\.key|node\.claim|trust\.json|run\.json|mesh\.[a-z]+|[0-9a-f]{32}|[0-9a-f]{64}\.json)\.[a-z0-9_]{8,16}\Z"
 )
-"""As ``mkstemp`` and ``adapters.identity`` name drafts. Not those of owners' keys, which homes may share."""
+"""As ``mkstemp`` and ``adapters.identity`` name drafts."""
+_OLD_DRAFT = re.compile(r"\.owner\.key\.[a-z0-9_]{8,16}\Z")
+"""Of owners' keys, which homes may share, so that no lock keeps others from writing one."""
 _FOLDERS_OF_RECORDS = ("memberships",)
 _FOLDER_OF_CERTIFICATES = "certificates/wire"
-_CERTIFICATE_DRAFT_AGE_S = 3600.0
-"""Certificates are written without a lock, in an instant: a draft so old is nobody's."""
+_OLD_DRAFT_AGE_S = 3600.0
+"""What is written without a lock is written in an instant: a draft so old is nobody's."""
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -87,14 +89,20 @@ def remove_private(path: Path) -> None:
 def remove_drafts(home: Path) -> None:
     """Removes what a killed writer left in a home and its folders. Nobody may be writing its records meanwhile."""
     for folder in (home, *(home / name for name in _FOLDERS_OF_RECORDS)):
-        _remove_drafts_in(folder, math.inf)
-    _remove_drafts_in(home / _FOLDER_OF_CERTIFICATES, time.time() - _CERTIFICATE_DRAFT_AGE_S)
+        _remove_drafts_in(folder, _DRAFT, math.inf)
+    _remove_drafts_in(home / _FOLDER_OF_CERTIFICATES, _DRAFT, time.time() - _OLD_DRAFT_AGE_S)
+    remove_old_drafts(home)
 
 
-def _remove_drafts_in(folder: Path, until_unix_s: float) -> None:
+def remove_old_drafts(folder: Path) -> None:
+    """Removes what killed writers of owners' keys left in a folder, an hour after."""
+    _remove_drafts_in(folder, _OLD_DRAFT, time.time() - _OLD_DRAFT_AGE_S)
+
+
+def _remove_drafts_in(folder: Path, drafts: re.Pattern[str], until_unix_s: float) -> None:
     with contextlib.suppress(OSError):  # no such folder yet, or not ours: what matters is told by who reads it
         for path in list(folder.iterdir()):
-            if _DRAFT.match(path.name) and not path.is_dir() and path.stat().st_mtime <= until_unix_s:
+            if drafts.match(path.name) and not path.is_dir() and path.stat().st_mtime <= until_unix_s:
                 path.unlink(missing_ok=True)
 
 

@@ -41,6 +41,9 @@ class InviteDesk(Protocol):
     async def readmit_peer(self, peer: PeerId) -> dict[str, Any]:
         """Lets a removed member in again."""
 
+    async def forgive_peer(self, peer: PeerId) -> dict[str, Any]:
+        """Forgets what a peer did to this node, at any member; ``was_banned`` says whether that ended a ban."""
+
 
 def invite_routes(desk: InviteDesk, guard: Guard) -> list[Route]:
     """The routes, each behind ``guard``."""
@@ -60,12 +63,16 @@ def invite_routes(desk: InviteDesk, guard: Guard) -> list[Route]:
     async def readmit(asked: dict[str, Any]) -> dict[str, Any]:
         return await desk.readmit_peer(_peer(asked))
 
+    async def forgive(asked: dict[str, Any]) -> dict[str, Any]:
+        return await desk.forgive_peer(_peer(asked))
+
     return [
         _route("/api/invites", "POST", guard, create),
         _route("/api/invites", "GET", guard, listed),
         _route("/api/invites/revoke", "POST", guard, revoke),
         _route("/api/peers/remove", "POST", guard, remove),
         _route("/api/peers/readmit", "POST", guard, readmit),
+        _route("/api/peers/forgive", "POST", guard, forgive),
     ]
 
 

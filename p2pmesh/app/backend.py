@@ -91,6 +91,13 @@ class NodeBackend:
         await self._running().overlay.revocations.readmit_peer(peer)
         return {"peer_id": peer, "state": "readmitted"}
 
+    async def forgive_peer(self, peer: PeerId) -> dict[str, Any]:
+        """In force when this returns."""
+        conduct = self._running().overlay.conduct
+        was_banned = conduct.is_banned(peer)
+        conduct.forgive(peer)
+        return {"peer_id": peer, "was_banned": was_banned}
+
     def _running(self) -> Node:
         if self._node is None:
             raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")

@@ -88,6 +88,14 @@ def readmit_peer(home: Path, peer: PeerId) -> dict[str, Any]:
     return {"peer_id": peer, "state": "readmitted"}
 
 
+def forgive_peer(home: Path, peer: PeerId) -> dict[str, Any]:
+    """Forgets what a peer did to the running node, and ends its ban; a node that does not run holds nothing against it.
+
+    ``was_banned`` says whether there was a ban. ``ConfigError(NODE_NOT_RUNNING)``.
+    """
+    return ask_console(home, "POST", "/api/peers/forgive", {"peer_id": peer})
+
+
 def show_invite(text: str) -> dict[str, Any]:
     """What an invite says. Its signature is checked, its time is only told."""
     invite = _decode(text)

@@ -38,7 +38,10 @@ class ModelAccess:
         """
         for reference in references:
             found = self.store.find(reference)
-            if isinstance(found, HubReference) and self.hub.settings.is_offline:
+            if not isinstance(found, HubReference):
+                if self.hub.cache.at(found.path) is None:  # what the hub has is fetched again where it is damaged
+                    self.store.check(found)
+            elif self.hub.settings.is_offline:
                 raise Refused(
                     ErrorCode.HUB_UNREACHABLE, f"{found} is not on this machine, and --offline forbids to fetch it"
                 )

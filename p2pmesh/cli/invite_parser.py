@@ -10,7 +10,7 @@ from p2pmesh.cli.actions import Commands, add_action, add_group
 from p2pmesh.wire.invite import LIFE_MS
 
 INVITE_ACTIONS = ("create", "list", "revoke", "show")
-PEER_ACTIONS = ("remove", "readmit")
+PEER_ACTIONS = ("remove", "readmit", "forgive")
 
 
 def add_joining(up: argparse.ArgumentParser) -> None:
@@ -52,13 +52,15 @@ def add_invite(commands: Commands) -> None:
 
 def add_peer(commands: Commands) -> None:
     """Adds ``peer`` and its actions to the commands."""
-    summary = "Members of the mesh that this home founded."
+    summary = "Members of the mesh: put out, let in again, forgiven."
     actions = add_group(commands, "peer", summary)
     remove = add_action(actions, "remove", "Put a member out, with those whom it let in.")
     remove.add_argument("peer", metavar="PEER_ID", type=_peer)
     remove.add_argument("--force", action="store_true", help="even one that was never seen here")
     readmit = add_action(actions, "readmit", "Let a removed member in again.")
     readmit.add_argument("peer", metavar="PEER_ID", type=_peer)
+    forgive = add_action(actions, "forgive", "Lift the ban or throttle of a peer that broke rules, at this node.")
+    forgive.add_argument("peer", metavar="PEER_ID", type=_peer)
 
 
 def _duration(text: str) -> int:

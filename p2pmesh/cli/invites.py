@@ -45,6 +45,11 @@ def run_peer(args: Namespace) -> int:
         text = f"peer {peer} may come in again by its pass or an invite; if it runs, it asks within 15 minutes"
         _print(readmitted, iter([text]), is_json=args.json)
         return 0
+    if args.action == "forgive":
+        forgiven = invites.forgive_peer(home, peer)
+        was = "is banned no longer" if forgiven["was_banned"] else "was not banned; whatever it did is forgotten"
+        _print(forgiven, iter([f"peer {peer} {was}"]), is_json=args.json)
+        return 0
     removed = invites.remove_peer(home, peer, is_forced=args.force)
     _print(removed, _describe_removed(removed), is_json=args.json)
     return 0

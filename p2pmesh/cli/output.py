@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from p2pmesh.app.events import Event, EventName
+from p2pmesh.base.quantities import format_size
 from p2pmesh.cli.progress import FetchLine, describe_fetch
 
 _SHORT_ID_CHARACTERS = 12
@@ -121,8 +122,59 @@ def _describe_invite(event: Event) -> Iterator[str]:
 def _describe_pipeline(event: Event) -> Iterator[str]:
     yield f"{event.fields['model']} runs as {_count(len(event.fields['stages']), 'stage')}"
     for stage in event.fields["stages"]:
-        start, end = stage["layers"]
-        yield f"  layers {start} to {end - 1} on {stage['peer_id'][-_SHORT_ID_CHARACTERS:]}"
+        yield f"  {_layers(stage)} on {_short(stage['peer_id'])}"
+
+
+def _describe_placement(event: Event) -> Iterator[str]:
+    stages = event.fields["stages"]
+    yield f"{event.fields['model']} is placed on {_count(len(stages), 'peer')}"
+    for stage in stages:
+        needed, free = format_size(stage["needed_bytes"]), format_size(stage["free_bytes"])
+        yield f"  {_layers(stage)} on {_short(stage['peer_id'])}: needs {needed} of {free}"
+
+
+def _describe_waiting(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} waits for peers: {event.fields['message']}"
+
+
+def _describe_stage_loading(event: Event) -> Iterator[str]:
+    yield f"loading {_stage(event)}: {format_size(event.fields['bytes'])} from {event.fields['source']}"
+
+
+def _describe_stage_ready(event: Event) -> Iterator[str]:
+    width = event.fields["exact_width"]
+    yield f"{_stage(event)} is ready here, for {_count(width, 'row')} a step"
+    for note in event.fields["notes"]:
+        yield f"  {note}"
+
+
+def _describe_stage_failed(event: Event) -> Iterator[str]:
+    yield f"{_stage(event)} failed here: {event.fields['message']}"
+
+
+def _stage(event: Event) -> str:
+    return f"stage {event.fields['stage']} of {event.fields['model']}, {_layers(event.fields)}"
+
+
+def _layers(fields: Mapping[str, Any]) -> str:
+    """The last one included, as people count."""
+    start, end = fields["layers"]
+    return f"layer {start}" if end - start == 1 else f"layers {start} to {end - 1}"
+
+
+def _describe_withdrawn(event: Event) -> Iterator[str]:
+    stage = event.fields["stage"]
+    where = "" if stage is None else f" at stage {stage}"
+    yield f"{event.fields['model']} serves no longer{where}: {event.fields['message']}"
+
+
+def _describe_direct_return(event: Event) -> Iterator[str]:
+    driver = _short(event.fields["driver"])
+    yield f"tokens go to peer {driver} through the stages, not straight: {event.fields['message']}"
+
+
+def _describe_widened(event: Event) -> Iterator[str]:
+    yield f"a value of {event.fields['model']} does not fit the wire dtype: such frames travel as f32"
 
 
 def _describe_message(event: Event) -> Iterator[str]:
@@ -170,9 +222,22 @@ def _describe_fetching(event: Event) -> Iterator[str]:
 
 
 def _describe_banned(event: Event) -> Iterator[str]:
+    peer = event.fields["peer_id"]
+    yield f"peer {peer} is banned for {_sentence_of(event)}; `p2pmesh peer forgive {peer}` lifts it"
+
+
+def _describe_throttled(event: Event) -> Iterator[str]:
+    yield f"peer {event.fields['peer_id']} is served slowly for {_sentence_of(event)}"
+
+
+def _describe_unbanned(event: Event) -> Iterator[str]:
+    yield f"peer {event.fields['peer_id']} is banned no longer"
+
+
+def _sentence_of(event: Event) -> str:
+    """How long, and for what."""
     minutes = max(1, round(event.fields["seconds"] / 60))
-    offence = event.fields["offence"].replace("_", " ")
-    yield f"peer {event.fields['peer_id']} is banned for {_count(minutes, 'minute')}: {offence}"
+    return f"{_count(minutes, 'minute')}: {event.fields['offence'].replace('_', ' ')}"
 
 
 def _describe_error(event: Event) -> Iterator[str]:
@@ -260,6 +325,16 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.MODEL_FETCHING: _describe_fetching,
     EventName.MODEL_FETCHED: _describe_fetched,
     EventName.PEER_BANNED: _describe_banned,
+    EventName.PEER_THROTTLED: _describe_throttled,
+    EventName.PEER_UNBANNED: _describe_unbanned,
+    EventName.PLACEMENT: _describe_placement,
+    EventName.WAITING_FOR_PEERS: _describe_waiting,
+    EventName.STAGE_LOADING: _describe_stage_loading,
+    EventName.STAGE_READY: _describe_stage_ready,
+    EventName.STAGE_FAILED: _describe_stage_failed,
+    EventName.MODEL_WITHDRAWN: _describe_withdrawn,
+    EventName.DIRECT_RETURN_FAILED: _describe_direct_return,
+    EventName.WIRE_DTYPE_WIDENED: _describe_widened,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
     EventName.PEER_JOINED: _describe_joined,

@@ -440,15 +440,17 @@ class Overlay:
         peer = shown.peer
         if peer not in self._ports.network.connected_peers():
             raise PeerUnavailable(ErrorCode.PEER_LOST, f"peer {peer} went away while it said hello; try again")
-        for effect in self._admission.handle(admission.HelloAccepted(peer), self._ports.clock.now()):
+        effects = self._admission.handle(admission.HelloAccepted(peer), self._ports.clock.now())
+        for effect in effects:
             if isinstance(effect, admission.Drop):
                 self._drop(effect, is_told=True)
                 text = f"peer {self.own_peer} has admitted as many peers as it can; join by another peer"
                 raise PeerUnavailable(effect.code, text)
-            self._report("peer_joined", {"peer_id": peer})
         self.credentials.note_admitted(shown)
-        self.conduct.note_admitted(peer)
         self.board.learn(announcement, is_admitted=True)
+        if effects:
+            self._report("peer_joined", {"peer_id": peer})  # with the name that its announcement has just told
+        self.conduct.note_admitted(peer)
         self.board.changes.mark()
 
     async def _renew_passes(self) -> None:

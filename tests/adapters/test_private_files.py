@@ -1,10 +1,12 @@
 """Private files: whole, durable, bounded, and nobody else's to read."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from p2pmesh.adapters.owner_keystore import KdfCost, OwnerKey, save_owner_key
 from p2pmesh.adapters.private_files import read_private, remove_drafts, remove_private, write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
@@ -84,3 +86,16 @@ def test_drafts_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: Path) 
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == set(kept)
     remove_drafts(tmp_path / "none")
+
+
+def test_old_drafts_of_owners_keys_are_removed(tmp_path: Path) -> None:
+    old, fresh = tmp_path / ".owner.key.abcdefgh", tmp_path / ".owner.key.hgfedcba"
+    for draft in (old, fresh):
+        draft.write_bytes(b"half")
+    hours_ago = time.time() - 2 * 3600
+    os.utime(old, (hours_ago, hours_ago))
+    remove_drafts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [fresh.name]
+    os.utime(fresh, (hours_ago, hours_ago))
+    save_owner_key(tmp_path / "owner.key", OwnerKey.generate(), "words", cost=KdfCost(memory_kib=8, iterations=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["owner.key"]

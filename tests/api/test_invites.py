@@ -43,6 +43,10 @@ class FakeDesk:
         self.asked.append(("readmit", peer))
         return {"peer_id": peer}
 
+    async def forgive_peer(self, peer: PeerId) -> dict[str, Any]:
+        self.asked.append(("forgive", peer))
+        return {"peer_id": peer}
+
 
 async def ask(desk: FakeDesk, method: str, path: str, body: Any = None, token: str = TOKEN, **more: str) -> AsgiClient:
     client = AsgiClient(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -61,6 +65,7 @@ async def test_each_route_asks_the_desk() -> None:
     assert (await ask(desk, "POST", "/api/peers/remove", {"peer_id": JOINER.peer_id})).status == 200
     assert (await ask(desk, "POST", "/api/peers/remove", {"peer_id": JOINER.peer_id, "force": True})).status == 200
     assert (await ask(desk, "POST", "/api/peers/readmit", {"peer_id": JOINER.peer_id})).status == 200
+    assert (await ask(desk, "POST", "/api/peers/forgive", {"peer_id": JOINER.peer_id})).status == 200
     assert desk.asked == [
         ("create", 60, 1),
         ("revoke", "ab", True),
@@ -68,6 +73,7 @@ async def test_each_route_asks_the_desk() -> None:
         ("remove", JOINER.peer_id, False),
         ("remove", JOINER.peer_id, True),
         ("readmit", JOINER.peer_id),
+        ("forgive", JOINER.peer_id),
     ]
 
 
@@ -82,7 +88,7 @@ async def test_what_comes_after_its_deadline_is_not_carried_out() -> None:
     assert desk.asked == [("create", 60, 1)]
 
 
-@pytest.mark.parametrize("path", ["/api/invites", "/api/invites/revoke", "/api/peers/remove", "/api/peers/readmit"])
+@pytest.mark.parametrize("path", ["/api/invites", "/api/invites/revoke", "/api/peers/remove", "/api/peers/forgive"])
 async def test_nothing_is_done_without_the_token(path: str) -> None:
     desk = FakeDesk()
     body = {"life_s": 60, "max_uses": 1, "id": "ab", "peer_id": JOINER.peer_id}

@@ -23,6 +23,14 @@ def test_a_model_that_is_not_there_founds_no_mesh(tmp_path: Path, name: str) -> 
     assert not list(tmp_path.glob("mesh.*"))
 
 
+def test_a_file_that_is_no_model_founds_no_mesh(tmp_path: Path) -> None:
+    home, junk = tmp_path / "home", tmp_path / "junk.gguf"
+    junk.write_bytes(b"junk" * 100)
+    assert code_of(home, models=(str(junk),)) is ErrorCode.GGUF_NOT_GGUF
+    assert not list(home.glob("mesh.*"))
+    assert not (home / "node.key").exists()
+
+
 def test_a_taken_port_founds_no_mesh_and_drafts_of_a_killed_start_are_gone(tmp_path: Path) -> None:
     draft = tmp_path / ".mesh.invites.abcdefgh"
     draft.write_bytes(b"half")

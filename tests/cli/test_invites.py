@@ -51,6 +51,8 @@ def test_removing_a_peer(home: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "may come in again" in capsys.readouterr().out
     assert main(["peer", "readmit", bad, "--home", home]) == 60
     assert "is not removed" in capsys.readouterr().err
+    assert main(["peer", "forgive", bad, "--home", home]) != 0
+    assert "p2pmesh up" in capsys.readouterr().err  # no node, no ban
 
 
 @pytest.mark.parametrize(

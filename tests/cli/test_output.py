@@ -18,6 +18,8 @@ from p2pmesh.cli.output import (
 )
 
 PEER = PeerId("12D3KooWExampleExampleExample")
+STAGE = {"model": "m", "run_id": "0" * 32, "stage": 1, "layers": [3, 9]}
+LOADED = {"peer_id": PEER, "layers": [3, 4]}
 EVERY = (
     events.listening("http://127.0.0.1:9337", "http://127.0.0.1:3131", PEER),
     events.invite("abc"),
@@ -32,6 +34,16 @@ EVERY = (
     Event(EventName.PEER_RECOVERED, {"peer_id": PEER, "name": "kitchen"}),
     Event(EventName.PEER_FAILED, {"peer_id": PEER, "name": "kitchen"}),
     Event(EventName.REPORTER_MUTED, {"peer_id": PEER, "name": "kitchen"}),
+    Event(EventName.PEER_THROTTLED, {"peer_id": PEER, "offence": "flood", "seconds": 60}),
+    Event(EventName.PEER_UNBANNED, {"peer_id": PEER}),
+    Event(EventName.PLACEMENT, {"model": "m", "stages": [{**LOADED, "needed_bytes": 5, "free_bytes": 9_000}]}),
+    Event(EventName.WAITING_FOR_PEERS, {"model": "m", "message": "no peer has room"}),
+    Event(EventName.STAGE_LOADING, {**STAGE, "bytes": 4096, "source": "kept"}),
+    Event(EventName.STAGE_READY, {**STAGE, "exact_width": 7, "notes": ["slow\x1b"]}),
+    Event(EventName.STAGE_FAILED, {**STAGE, "code": "engine_died", "message": "it died"}),
+    Event(EventName.MODEL_WITHDRAWN, {"model": "m", "run_id": "0", "code": "peer_lost", "message": "x", "stage": None}),
+    Event(EventName.DIRECT_RETURN_FAILED, {"driver": PEER, "message": "no way"}),
+    Event(EventName.WIRE_DTYPE_WIDENED, {"model": "m", "run_id": "0"}),
     Event(EventName.VISIBILITY_ASYMMETRIC, {"peer_id": PEER, "unreached_by": PEER, "witness": PEER}),
 )
 
@@ -170,3 +182,22 @@ def test_a_terminal_shows_an_invite_as_a_code_where_it_fits(
 )
 def test_people_read_sentences(event: Event, text: str) -> None:
     assert list(describe_event(event)) == [text]
+
+
+def test_stages_are_told_in_sentences_not_in_values() -> None:
+    (ready, note) = describe_event(
+        Event(EventName.STAGE_READY, {**STAGE, "exact_width": 7, "notes": ["calls are padded"]})
+    )
+    assert ready == "stage 1 of m, layers 3 to 8 is ready here, for 7 rows a step"
+    assert note == "  calls are padded"
+    (placed, first) = describe_event(
+        Event(EventName.PLACEMENT, {"model": "m", "stages": [{**LOADED, "needed_bytes": 5, "free_bytes": 9_000}]})
+    )
+    assert placed == "m is placed on 1 peer"
+    assert first == f"  layer 3 on {PEER[-12:]}: needs 5 B of 8.8 KiB"
+
+
+@pytest.mark.parametrize("event", EVERY)
+def test_no_sentence_shows_how_a_program_would_write_a_value(event: Event) -> None:
+    text = "\n".join(line for line in describe_event(event) if "curl" not in line)
+    assert not set("[]{}") & set(text)

@@ -130,6 +130,14 @@ async def test_a_member_hands_on_the_invite_it_came_with(autojump_clock: MockClo
         assert len(founder.told("peer_joined")) == 2
 
 
+async def test_whoever_joins_is_named_at_its_first_connection(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found("founder")
+        member = await mesh.join("member", founder)
+        assert founder.told("peer_joined") == [{"peer_id": member.peer, "name": "member"}]
+        assert member.told("peer_joined") == [{"peer_id": founder.peer, "name": "founder"}]
+
+
 async def test_an_invite_that_expired_for_the_host_is_refused(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         founder = await mesh.found()
