@@ -49,13 +49,13 @@ from p2pmesh.adapters.package_files import (
     remove_assembled,
     usable_manifest,
 )
-from p2pmesh.adapters.partial_files import PartialFile, PartialFiles
+from p2pmesh.adapters.partial_files import PartialEntry, PartialFile, PartialFiles
 from p2pmesh.adapters.piece_lists import PieceLists
 from p2pmesh.adapters.quarantine import put_aside
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
-from p2pmesh.base.quantities import GIB, KIB
+from p2pmesh.base.quantities import GIB, KIB, format_size
 from p2pmesh.model.cost import sequence_bytes
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, read_index
@@ -593,28 +593,34 @@ class DiskModelStore:
         return None
 
     def _make_room(self, size_bytes: int) -> None:
-        """Removes what is in nobody's use until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if there is no room.
+        """Removes what is in nobody's use until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if they never can.
 
-        What broken transfers left goes first, then stages by their last use.
+        What broken transfers left goes first, then stages by their last use. Where all of it would not do, all stays.
         """
         with self._room, files.translated(f"cannot use {self._stages}"):
             partial_files = self._partial.entries()
             stages = self._ledger.by_use(list(self._stages.glob("*.gguf")))
-            used_bytes = self._partial.size_bytes() + sum(path.stat().st_size for path in stages)
-            for entry in partial_files:
-                if self._fits(used_bytes, size_bytes):
-                    break
-                used_bytes -= entry.size_bytes
-                self._partial.remove(entry.digest)
-            for path in stages:
-                if self._fits(used_bytes, size_bytes):
-                    break
-                if Digest(path.stem) in self._holds:
-                    continue
-                used_bytes -= path.stat().st_size
-                path.unlink(missing_ok=True)
-                self._ledger.forget(path)
+            loose = [(path, path.stat().st_size) for path in stages if Digest(path.stem) not in self._holds]
+            reclaimable_bytes = sum(entry.size_bytes for entry in partial_files) + sum(size for _, size in loose)
+            if self._disk.free_bytes(self._stages) + reclaimable_bytes >= size_bytes:
+                used_bytes = self._partial.size_bytes() + sum(path.stat().st_size for path in stages)
+                self._reclaim(partial_files, loose, used_bytes, size_bytes)
         files.require_free(self._stages, size_bytes, self._disk)
+
+    def _reclaim(
+        self, partial_files: list[PartialEntry], loose: list[tuple[Path, int]], used_bytes: int, size_bytes: int
+    ) -> None:
+        for entry in partial_files:
+            if self._fits(used_bytes, size_bytes):
+                return
+            used_bytes -= entry.size_bytes
+            self._partial.remove(entry.digest)
+        for path, path_bytes in loose:
+            if self._fits(used_bytes, size_bytes):
+                return
+            used_bytes -= path_bytes
+            path.unlink(missing_ok=True)
+            self._ledger.forget(path)
 
     def _fits(self, used_bytes: int, size_bytes: int) -> bool:
         fits_quota = used_bytes + size_bytes <= self._quota_bytes
@@ -629,6 +635,9 @@ class DiskModelStore:
             raise RemoteProtocolError(
                 ErrorCode.ARTIFACT_CORRUPT, f"no stage has {size_bytes} bytes and the digest {digest[:64]!r}"
             )
+        if size_bytes > self._quota_bytes:
+            text = f"the file has {format_size(size_bytes)}, {format_size(self._quota_bytes)} are for files of peers"
+            raise Refused(ErrorCode.DISK_FULL, f"{text}: start the node with a larger --cache-quota")
         async with self._locks.holding(f"receive:{digest}"):
             received = await self._run(lambda: self._start_receiving(digest, pieces))
             try:

@@ -6,7 +6,7 @@ they are found ``node.artifact_sources``', files on disk the store's.
 
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.limits import MAX_ARTIFACT_CHUNK_BYTES
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.allowance import spend
 from p2pmesh.core.artifact_policy import ArtifactTransfer, may_exchange
 from p2pmesh.core.transfer import Cause
 from p2pmesh.node.artifact_sources import ArtifactSources, FileOrigin, FindProviders, WantedFile
@@ -34,6 +36,8 @@ MAX_TRANSFERS = 4
 MAX_GIVEN = 16
 MAX_GIVEN_TO_A_PEER = 4
 MAX_HERE = 32
+CUT_EACH_US = 60 * MICROS_PER_SECOND
+CUT_BURST = 8
 SEARCH_ABOVE_BYTES = 8 * 1024 * 1024
 """A smaller file comes from whoever named it sooner than others are found."""
 TELL_EVERY_S = 1.0
@@ -78,6 +82,7 @@ class Artifacts:
         self._turns: dict[Digest, tuple[trio.Lock, int]] = {}
         self._room = trio.CapacityLimiter(MAX_TRANSFERS)
         self._cutting = trio.CapacityLimiter(1)
+        self._cuts_full_at = Micros(0)
         self._under_way: dict[Digest, Transfer] = {}
         self._here: dict[Digest, None] = {}
         overlay.serve_exchange(FetchArtifact, self._serve)
@@ -160,14 +165,20 @@ class Artifacts:
                 self._turns[digest] = (lock, users - 1)
 
     async def _fetch(self, wanted: WantedFile, origin: FileOrigin, progress: Progress) -> TransferCounts:
-        """Takes a hold unless it raises: after the store's scope nothing here waits, so nothing can be cancelled."""
+        """Takes a hold unless it raises."""
         told = _Told(progress)
-        with unwrapped():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(told.run)
-                counts = await self._receive(wanted, origin, told)
-                nursery.cancel_scope.cancel()
-        return counts
+        received: list[TransferCounts] = []
+        try:
+            with unwrapped():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(told.run)
+                    received.append(await self._receive(wanted, origin, told))
+                    nursery.cancel_scope.cancel()
+        except BaseException:
+            if received:  # it came, and the caller is cancelled before it hears of it
+                self._store.release(wanted.digest)
+            raise
+        return received[0]
 
     async def _receive(self, wanted: WantedFile, origin: FileOrigin, told: "_Told") -> TransferCounts:
         pieces = await self._piece_list(wanted, origin)
@@ -266,10 +277,7 @@ class Artifacts:
         layers = LayerRange(asked.layer_start, asked.layer_end)
         if model is None or layers.end > model.index.layer_count or not self.may_exchange(stream.remote_peer):
             raise _unknown(asked.digest)
-        try:
-            self._cutting.acquire_nowait()
-        except trio.WouldBlock:
-            raise Refused(ErrorCode.OVERLOADED, "this peer cuts another file now; try again in a minute") from None
+        self._begin_cut()
         try:
             artifact = await self._store.cut(model, layers)
         finally:
@@ -280,6 +288,16 @@ class Artifacts:
         self._note_here(artifact.digest)
         await stream.send(Done())
         await stream.finish()
+
+    def _begin_cut(self) -> None:
+        """One at a time and few in an hour: each reads a large file and takes room in the cache."""
+        spent = spend(self._cuts_full_at, self._ports.clock.now(), CUT_EACH_US, CUT_BURST)
+        if spent is not None:
+            with suppress(trio.WouldBlock):
+                self._cutting.acquire_nowait()
+                self._cuts_full_at = spent
+                return
+        raise Refused(ErrorCode.OVERLOADED, "this peer cuts no more files for others now; try again in some minutes")
 
     @asynccontextmanager
     async def _given(

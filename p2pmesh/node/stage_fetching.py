@@ -14,7 +14,7 @@ from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.quantities import MIB
 from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
-from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.models import ModelStore, StageArtifact
@@ -38,7 +38,24 @@ class StageFetching:
     async def fetch(
         self, load: LoadStage, source: PeerId, report_status: ReportStatus
     ) -> tuple[StageArtifact, TransferCounts]:
-        """The stage's file, held once, and what it cost."""
+        """The stage's file, held once, and what it cost; the coordinator hears of us also while nothing new comes."""
+        told = _Repeated(report_status)
+        fetched: list[tuple[StageArtifact, TransferCounts]] = []
+        try:
+            with unwrapped():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(told.run)
+                    fetched.append(await self._fetch(load, source, told.report))
+                    nursery.cancel_scope.cancel()
+        except BaseException:
+            for artifact, _ in fetched:  # it came, and the caller is cancelled before it hears of it
+                self._store.release(artifact.digest)
+            raise
+        return fetched[0]
+
+    async def _fetch(
+        self, load: LoadStage, source: PeerId, report_status: ReportStatus
+    ) -> tuple[StageArtifact, TransferCounts]:
         counts = TransferCounts()
         if _is_worth_assembling(load):
             try:
@@ -68,6 +85,26 @@ class StageFetching:
         wanted = WantedFile(Digest(load.artifact_digest), load.artifact_bytes, Digest(load.pieces_digest))
         origin = FileOrigin(source, _addresses(load, source), Digest(load.model_digest), _layers_of(load))
         return await self._artifacts.obtain(wanted, origin, progress)
+
+
+class _Repeated:
+    """Passes statuses on, and says the last one again: to assemble a large stage takes minutes."""
+
+    def __init__(self, report_status: ReportStatus) -> None:
+        self._report_status = report_status
+        self._last: StageStatus | None = None
+
+    async def report(self, status: StageStatus) -> None:
+        """In place of what it passes on to."""
+        self._last = status
+        await self._report_status(status)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await trio.sleep(TELL_AGAIN_S)
+            if self._last is not None:
+                await self._report_status(self._last)
 
 
 @dataclass

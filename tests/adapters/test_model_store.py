@@ -601,6 +601,26 @@ async def test_a_disk_without_room_is_refused_before_anything_comes(home: Home) 
     assert home.partial() == set()
 
 
+async def test_a_file_that_no_disk_could_hold_evicts_nothing(home: Home) -> None:
+    store = home.store()
+    stage = await store.cut(await resolved(home, store), MIDDLE)
+    store.release(stage.digest)
+    await error_of(receive(store, LARGE, (0,)))
+    before = home.partial()
+    disk = CountingDisk()
+    disk.free_bytes = 1000
+    assert (await error_of(receive(home.store(disk=disk.disk()), LARGE * 2))).code is ErrorCode.DISK_FULL
+    assert is_there(stage)
+    assert home.partial() == before
+
+
+async def test_a_file_of_a_peer_that_is_beyond_the_quota_is_refused(home: Home) -> None:
+    store = home.store(quota_bytes=len(LARGE) - 1)
+    error = await error_of(receive(store, LARGE))
+    assert error.code is ErrorCode.DISK_FULL
+    assert "--cache-quota" in error.message
+
+
 async def test_what_broken_transfers_left_goes_first_when_room_is_needed(home: Home) -> None:
     store = home.store()
     model = await resolved(home, store)
@@ -716,7 +736,7 @@ async def test_a_stage_stays_until_each_of_its_holders_has_released_it(home: Hom
 
 
 async def test_a_received_stage_is_held_once(home: Home) -> None:
-    store = home.store(quota_bytes=1)
+    store = home.store(quota_bytes=len(STAGE))
     model = await resolved(home, store)
     await receive(store, STAGE)
     store.release((await store.cut(model, LayerRange(1, 2))).digest)
@@ -750,7 +770,7 @@ async def test_a_short_disk_evicts_too(home: Home) -> None:
     store = home.store()
     old = await store.cut(await resolved(home, store), LayerRange(1, 2))
     counting = CountingDisk()
-    counting.free_bytes = 1000
+    counting.free_bytes = len(STAGE) - 1000
     store = home.store(disk=counting.disk())
     await error_of(store.cut(await store.resolve("m"), MIDDLE))
     assert not is_there(old)

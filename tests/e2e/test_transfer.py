@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +199,52 @@ async def test_a_source_that_is_killed_and_one_that_lies_stop_nothing(peers: Pee
     assert dropped.get(holders[0].peer_id) in ("lost", "slow")
     assert {source["peer_id"] for source in told["sources"]} >= {holder.peer_id for holder in holders}
     assert told["wasted_bytes"] <= 0.1 * len(file.data)
+
+
+async def short(peer: Member, stream: MessageStream, asked: FetchArtifact) -> None:
+    await peer.send(stream, peer.file.data[asked.offset : asked.offset + 1000])
+
+
+async def endless(peer: Member, stream: MessageStream, asked: FetchArtifact) -> None:
+    await give(peer, stream, asked)
+    while True:
+        await peer.send(stream, bytes(CHUNK_BYTES))
+
+
+async def trickle(peer: Member, stream: MessageStream, asked: FetchArtifact) -> None:
+    for offset in range(asked.offset, asked.offset + asked.size_bytes):
+        await peer.send(stream, peer.file.data[offset : offset + 1])
+        await trio.sleep(1)
+
+
+async def silence(peer: Member, stream: MessageStream, asked: FetchArtifact) -> None:
+    await trio.sleep_forever()
+
+
+@pytest.mark.slow
+async def test_hostile_sources_cost_little_and_a_damaged_file_is_fetched_again(peers: Peers) -> None:
+    file = File.of(24 * MIB)
+    founder = peers.found("founder", "--max-memory", "0")
+    mesh_id = founder.status()["mesh_id"]
+    holder, receiver = [peers.join(name, founder.invite, "--max-memory", "1GiB") for name in ("holder", "receiver")]
+    async with a_peer(70, file) as source:
+        await source.order(await source.meet(holder, mesh_id, founder.invite))
+        await wait_fetched(holder)
+    cached = receiver.home / "cache" / "stages" / f"{file.digest}.gguf"
+    for seed, answer in enumerate((give, short, endless, trickle, silence, wrong), 71):
+        after = receiver.mark()
+        async with a_peer(seed, file, answer=answer) as source:
+            await source.order(await source.meet(receiver, mesh_id, founder.invite))
+            told = await wait_fetched(receiver, after)
+        assert content_of(receiver, file) == file.data
+        assert told["fetched_bytes"] == len(file.data), answer
+        assert told["wasted_bytes"] <= 24 * file.pieces.piece_bytes, (answer, told)
+        damage(cached)
+    assert len(list((receiver.home / "cache" / "quarantine").iterdir())) == 5
+    assert not [line for line in receiver.errors if "Traceback" in line], receiver.errors
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

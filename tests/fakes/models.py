@@ -48,6 +48,8 @@ class FakeModelStore:
         self.released: list[Digest] = []
         self.stage_memory: int | None = None
         self.partial: dict[Digest, dict[int, bytes]] = {}
+        self.full_after: int | None = None
+        """So many pieces fit onto the disk."""
         self.is_packaged = False
         self.assembling: ConfigError | None = None
         """What assembling fails with."""
@@ -106,7 +108,7 @@ class FakeModelStore:
 
     @asynccontextmanager
     async def receive_artifact(self, digest: Digest, pieces: PieceList) -> AsyncIterator[ArtifactReception]:
-        reception = _Reception(self.partial.setdefault(digest, {}))
+        reception = _Reception(self.partial.setdefault(digest, {}), self.full_after)
         yield reception
         data = b"".join(reception.pieces[piece] for piece in sorted(reception.pieces))
         del self.partial[digest]
@@ -134,8 +136,9 @@ class FakeModelStore:
 class _Reception:
     """Implements ``ports.models.ArtifactReception``."""
 
-    def __init__(self, pieces: dict[int, bytes]) -> None:
+    def __init__(self, pieces: dict[int, bytes], full_after: int | None) -> None:
         self.pieces = pieces
+        self._full_after = full_after
 
     @property
     def have(self) -> tuple[int, ...]:
@@ -143,4 +146,6 @@ class _Reception:
 
     async def write_piece(self, piece: int, data: bytes) -> None:
         await trio.lowlevel.checkpoint()
+        if self._full_after is not None and len(self.pieces) >= self._full_after:
+            raise Refused(ErrorCode.DISK_FULL, "the disk is full")
         self.pieces.setdefault(piece, data)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import trio
 from trio.testing import MockClock
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
-from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.base.ids import Digest, LayerRange, PeerId, owner_id_of_key
 from p2pmesh.base.quantities import KIB
 from p2pmesh.core.artifact_policy import ArtifactTransfer
+from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.node import Node
 from p2pmesh.node.transfer import TransferCounts
@@ -20,6 +22,8 @@ from p2pmesh.wire.announcement import HeldModel
 from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model, pieces_of
+from tests.node.test_ownership import claim_for
+from tests.wire.keys import OWNER
 
 MODEL = fake_model()
 DATA = bytes(range(256)) * 4096 * 12 + b"the end"
@@ -332,6 +336,27 @@ async def test_a_run_gives_its_stages_to_its_placement_in_any_mode(
         assert fetched["sources"] == [{"peer_id": driver.peer, "bytes": fetched["fetched_bytes"]}]
 
 
+async def test_trusted_exchanges_with_nodes_of_listed_owners_alone(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        given = {
+            "settings": {"artifact_transfer": ArtifactTransfer.TRUSTED},
+            "trust": TrustStore(trusted_owners=MappingProxyType({owner_id_of_key(OWNER.public_key): "a friend"})),
+        }
+        origin = await mesh.found("origin", store=holder(), ownership=claim_for("origin"), **given)
+        names = {"listed": claim_for("listed"), "other": b""}
+        nodes = [
+            await mesh.join(name, origin, store=holder(), ownership=claim, **given) for name, claim in names.items()
+        ]
+        taker = await mesh.join("taker", origin, ownership=claim_for("taker"), **given)
+        provide(taker.node, nodes)
+        for node in nodes:
+            await taker.node.overlay.ensure_admitted(node.peer, node.network.addresses())
+        counts = await Takers(mesh, origin, taker, nodes).obtain()
+        assert set(counts.sources) == {origin.peer, nodes[0].peer}
+        question = FetchPieceList(DIGEST, PIECES.digest)
+        assert await refusal_of(nodes[1], origin, question) is ErrorCode.ARTIFACT_UNKNOWN
+
+
 # --- cut on request
 
 
@@ -378,6 +403,41 @@ async def test_a_stage_that_cannot_be_cut_is_refused(question: PrepareArtifact, 
         world.origin.node.artifacts.grants.find_model = {MODEL.digest: MODEL}.get
         assert await refusal_of(world.taker, world.origin, question) is ErrorCode.ARTIFACT_UNKNOWN
         assert world.origin.store.holds.total() == 0
+
+
+async def test_few_cuts_are_made_for_others(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, FakeModelStore(MODEL))
+        world.origin.node.artifacts.grants.find_model = {MODEL.digest: MODEL}.get
+        question = PrepareArtifact("0" * 64, MODEL.digest, 0, 1)
+        codes = [await refusal_of(world.taker, world.origin, question) for _ in range(10)]
+        assert codes == [ErrorCode.ARTIFACT_UNKNOWN] * 8 + [ErrorCode.OVERLOADED] * 2
+        await trio.sleep(61)
+        assert await refusal_of(world.taker, world.origin, question) is ErrorCode.ARTIFACT_UNKNOWN
+
+
+async def test_a_caller_that_is_cancelled_at_any_moment_holds_nothing(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        for tenth in range(1, 12):
+            with trio.move_on_after(tenth / 10) as scope:
+                await world.obtain()
+            await trio.testing.wait_all_tasks_blocked()
+            assert world.taker.store.holds.total() == 0
+        assert not scope.cancelled_caught
+        assert world.taker.node.status()["artifacts"]["under_way"] == []
+
+
+async def test_a_full_disk_is_said_so(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        world.taker.store.full_after = 3
+        with pytest.raises(P2PMeshError) as raised:
+            await world.obtain()
+        assert raised.value.code is ErrorCode.DISK_FULL
+        assert points(world.taker, world.origin.peer) == 0
+        world.taker.store.full_after = None
+        assert (await world.obtain()).resumed_bytes == 3 * PIECES.piece_bytes
 
 
 # --- fragments
