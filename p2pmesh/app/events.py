@@ -47,6 +47,7 @@ class EventName(StrEnum):
     WIRE_DTYPE_WIDENED = "wire_dtype_widened"
     MODEL_WITHDRAWN = "model_withdrawn"
     REQUEST_RECOVERED = "request_recovered"
+    RUN_TAKEN_OVER = "run_taken_over"
     GOSSIP_PUBLISHED = "gossip_published"
     GOSSIP_DELIVERED = "gossip_delivered"
     READY = "ready"

@@ -22,6 +22,7 @@ import trio
 from p2pmesh import __version__
 from p2pmesh.adapters.clock import SystemEntropy, TrioClock
 from p2pmesh.adapters.credential_files import HomeCredentials
+from p2pmesh.adapters.grant_file import HomeGrants
 from p2pmesh.adapters.home_lock import hold_home, hold_records
 from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
@@ -190,7 +191,7 @@ class _Command:
         kept = HomeCredentials(self._options.home)
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine")))
-        parts = NodeParts(neighbours, self._models.store, engines)
+        parts = NodeParts(neighbours, self._models.store, engines, HomeGrants(self._options.home))
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,

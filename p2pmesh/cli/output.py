@@ -177,6 +177,10 @@ def _describe_widened(event: Event) -> Iterator[str]:
     yield f"a value of {event.fields['model']} does not fit the wire dtype: such frames travel as f32"
 
 
+def _describe_taken_over(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} goes on: this node coordinates it instead of peer {_short(event.fields['from'])}"
+
+
 def _describe_message(event: Event) -> Iterator[str]:
     yield str(event.fields["message"])
 
@@ -316,6 +320,7 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.LISTENING: _describe_listening,
     EventName.INVITE: _describe_invite,
     EventName.PIPELINE_READY: _describe_pipeline,
+    EventName.RUN_TAKEN_OVER: _describe_taken_over,
     EventName.READY: _describe_ready,
     EventName.NOT_ROUTABLE: _describe_not_routable,
     EventName.EVENTS_FOLDED: _describe_folded,

@@ -113,7 +113,9 @@ class RunServes:
 
 @dataclass(frozen=True, slots=True)
 class ClaimWithdrawn:
-    """The coordinator has no use for the claim any more, or leaves."""
+    """The coordinator has no use for the claim any more: its run ``is_over``, or it leaves the run to others."""
+
+    is_over: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,11 @@ class AskClaim:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
-    """Tell a peer that it need not keep its promise."""
+    """Tell a peer that it need not keep its promise; unless the run ``is_over``, another may go on with it."""
 
     peer: PeerId
     claim: Claim
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +155,12 @@ class ClaimHeld:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """It was not granted, or is held no longer: whoever acted under it stops now. ``leased`` promised another."""
+    """It was not granted, or is held no longer: whoever acted under it stops now. ``ungranted`` are those peers that
+    did not grant what was asked last."""
 
     code: ErrorCode
     text: str
-    leased: tuple[PeerId, ...]
+    ungranted: tuple[PeerId, ...]
 
 
 Effect = AskClaim | ReleaseClaim | ClaimHeld | ClaimLost
@@ -172,6 +176,7 @@ class Claimant:
         self._claim = claim
         self._phase = ClaimPhase.IDLE
         self._round = 0
+        self._attempts = 0
         self._asked_at = Micros(0)
         self._granted: set[PeerId] = set()
         self._denied: dict[PeerId, PeerDenied] = {}
@@ -224,8 +229,8 @@ class Claimant:
                 return self._on_answer(peer, number, event, now)
             case RunServes():
                 return self._on_serves(now)
-            case ClaimWithdrawn():
-                return self._on_withdrawn()
+            case ClaimWithdrawn(is_over):
+                return self._on_withdrawn(is_over)
             case DeadlinePassed():
                 return self._on_deadline(now)
 
@@ -279,8 +284,9 @@ class Claimant:
             absent = tuple(peer for peer in self._claim.peers if peer not in self._granted)
             return (ClaimHeld(self._claim, absent),)
         wait_us = self._back_off_us()
-        if now + wait_us >= self._give_up_at:
+        if now + max(wait_us, self._promised_us) >= self._give_up_at:
             return self._give_up()
+        self._attempts += 1
         self._phase = ClaimPhase.WAITING
         self._wait_until = Micros(now + wait_us)
         return self._release_all()
@@ -288,11 +294,16 @@ class Claimant:
     def _lease_end(self) -> Micros:
         return Micros(self._asked_at + self._claim.lease_us - self._policy.drift_us)
 
+    @property
+    def _promised_us(self) -> int:
+        """How long the longest promise to another lasts, where it is not given back before."""
+        return max((denied.wait_us for denied in self._denied.values()), default=0)
+
     def _back_off_us(self) -> int:
-        """As long as the longest promise to another, and apart from whoever tries for the same peers."""
-        promised = max((denied.wait_us for denied in self._denied.values()), default=0)
+        """Apart from whoever tries for the same peers, and longer each time while those are another's."""
         rank = sorted(self._claim.peers).index(self._claim.coordinator)
-        return min(promised, self._claim.lease_us) + (1 + rank) * self._policy.back_off_us
+        shortest_us = (1 + rank) * self._policy.back_off_us
+        return max(shortest_us, min(self._promised_us, shortest_us << self._attempts))
 
     def _give_up(self) -> tuple[Effect, ...]:
         needed, asked = quorum(len(self._claim.peers)), len(self._claim.peers)
@@ -317,23 +328,19 @@ class Claimant:
         self._claim = replace(self._claim, is_serving=True)
         return self._ask(now) if self._phase is ClaimPhase.HELD else ()
 
-    def _on_withdrawn(self) -> tuple[Effect, ...]:
+    def _on_withdrawn(self, is_over: bool) -> tuple[Effect, ...]:
         has_asked = self._phase is not ClaimPhase.IDLE
         self._phase = ClaimPhase.OVER
-        return self._release_all() if has_asked else ()
+        return self._release_all(is_over) if has_asked else ()
 
-    def _release_all(self) -> tuple[Effect, ...]:
+    def _release_all(self, is_over: bool = False) -> tuple[Effect, ...]:
         """Also to those that did not answer: the question may have reached them."""
-        return tuple(ReleaseClaim(peer, self._claim) for peer in self._claim.peers)
+        return tuple(ReleaseClaim(peer, self._claim, is_over) for peer in self._claim.peers)
 
     def _lose(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
         self._phase = ClaimPhase.OVER
-        leased = tuple(
-            peer
-            for peer in self._claim.peers
-            if peer in self._denied and self._denied[peer].code is ErrorCode.MODEL_LEASED
-        )
-        return (ClaimLost(code, text, leased), *self._release_all())
+        ungranted = tuple(peer for peer in self._claim.peers if peer not in self._granted)
+        return (ClaimLost(code, text, ungranted), *self._release_all())
 
     # --- time --------------------------------------------------------------------
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:

@@ -107,6 +107,14 @@ class PublishFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimWasLost:
+    """The claim that the run stands on is held no longer: another may coordinate it by now."""
+
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The machine's own deadline has come."""
 
@@ -119,6 +127,7 @@ Event = (
     | ProbeFailed
     | PublishSucceeded
     | PublishFailed
+    | ClaimWasLost
     | DeadlinePassed
 )
 
@@ -155,7 +164,15 @@ class EndRun:
     index: int | None
 
 
-Effect = StartLoad | StartProbe | StartPublish | ReportServing | EndRun
+@dataclass(frozen=True, slots=True)
+class LeaveRun:
+    """Step back and stop nothing: if the run serves, its stages are those of whoever takes it over."""
+
+    code: ErrorCode
+    text: str
+
+
+Effect = StartLoad | StartProbe | StartPublish | ReportServing | EndRun | LeaveRun
 
 
 class RunMachine:
@@ -189,18 +206,25 @@ class RunMachine:
                 return self._on_started(now)
             case StageReported(index, state):
                 return self._on_report(index, state, now)
-            case StageFailed(index, code, text):
-                return self._end(code, text, index) if self._is_stage(index) else ()
             case ProbeSucceeded():
                 return self._on_probe(now)
-            case ProbeFailed(code, text):
-                return self._fail_in(RunPhase.PROBING, code, f"no token came through: {text}")
             case PublishSucceeded():
                 return self._on_publish()
-            case PublishFailed(code, text):
-                return self._fail_in(RunPhase.PUBLISHING, code, f"the model was not published: {text}")
             case DeadlinePassed():
                 return self._on_deadline(now)
+            case _:
+                return self._on_failure(event)
+
+    def _on_failure(self, event: StageFailed | ProbeFailed | PublishFailed | ClaimWasLost) -> tuple[Effect, ...]:
+        match event:
+            case StageFailed(index, code, text):
+                return self._end(code, text, index) if self._is_stage(index) else ()
+            case ProbeFailed(code, text):
+                return self._fail_in(RunPhase.PROBING, code, f"no token came through: {text}")
+            case PublishFailed(code, text):
+                return self._fail_in(RunPhase.PUBLISHING, code, f"the model was not published: {text}")
+            case ClaimWasLost(code, text):
+                return self._leave(code, text)
 
     def _is_stage(self, index: int) -> bool:
         return 0 <= index < self._stage_count
@@ -254,6 +278,11 @@ class RunMachine:
             return ()
         index = self._loading if self._phase is RunPhase.LOADING else None
         return self._end(ErrorCode.DEADLINE_EXCEEDED, f"no progress while {self._phase.value}", index)
+
+    def _leave(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
+        self._phase = RunPhase.OVER
+        self._deadline = None
+        return (LeaveRun(code, text),)
 
     def _end(self, code: ErrorCode, text: str, index: int | None) -> tuple[Effect, ...]:
         self._phase = RunPhase.OVER

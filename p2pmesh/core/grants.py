@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_CLAIMED_MODELS, MAX_TERM, MAX_TERM_STEP
+from p2pmesh.base.limits import MAX_CLAIMED_MODELS, MAX_LEASE_MS, MAX_TERM, MAX_TERM_STEP
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.claims import Claim, ClaimPolicy
 
@@ -36,12 +36,21 @@ class ClaimAsked:
 
 @dataclass(frozen=True, slots=True)
 class ClaimReleased:
-    """``source`` needs its claim no more."""
+    """``source`` needs its claim no more; unless the run ``is_over``, another may go on with it."""
 
     source: PeerId
     model: str
     run_id: bytes
     term: int
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageEnded:
+    """The stage of a run that was here is gone: the run serves no more, and needs no successor."""
+
+    model: str
+    run_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +58,7 @@ class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = ClaimAsked | ClaimReleased | DeadlinePassed
+Event = ClaimAsked | ClaimReleased | StageEnded | DeadlinePassed
 
 
 # --- effects ------------------------------------------------------------------
@@ -93,21 +102,45 @@ class SuccessionDue:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimEnded:
-    """Nobody took the run over in time; whatever is left of it here is nobody's."""
+class RunReleased:
+    """The run is over, as its coordinator says or because nobody took it over: its stage here is nobody's."""
 
     claim: Claim
 
 
-Effect = KeepGrant | Grant | Deny | ClaimMoved | SuccessionDue | ClaimEnded
+Effect = KeepGrant | Grant | Deny | ClaimMoved | SuccessionDue | RunReleased
 
 
 @dataclass(slots=True)
 class _Promise:
+    """``ends_at`` is there while the run serves and its stage here lives: nobody else's run may take its place."""
+
     claim: Claim
     lease_until: Micros
     succession_at: Micros | None = None
     ends_at: Micros | None = None
+
+    def may_be_replaced(self, claim: Claim, now: Micros) -> bool:
+        """By the same run under another of its peers, when the lease is over; by another run, when this one serves
+        no more; within the lease by its own coordinator alone.
+
+        A coordinator that comes back after a crash does not know of the run that goes on without it. It must not cut
+        its requests.
+        """
+        known = self.claim
+        is_same_run = claim.run_id == known.run_id and claim.coordinator in known.peers
+        if self.ends_at is not None and not is_same_run:
+            return False
+        return now >= self.lease_until or claim.coordinator == known.coordinator
+
+    def wait_us(self, now: Micros) -> int:
+        """How long it may last, so far."""
+        left_us = max(self.lease_until, self.ends_at or 0) - now
+        return max(0, min(left_us, MAX_LEASE_MS * 1000))
+
+    def end_run(self) -> None:
+        """Nothing of it is left here to be protected."""
+        self.ends_at = self.succession_at = None
 
 
 class Grantor:
@@ -140,6 +173,11 @@ class Grantor:
         promise = self._promises.get(model)
         return promise.claim if promise and now < promise.lease_until else None
 
+    def is_kept(self, model: str, run_id: bytes) -> bool:
+        """Whether a run serves, so that its stage here stays although nobody follows it."""
+        promise = self._promises.get(model)
+        return promise is not None and promise.claim.run_id == run_id and promise.ends_at is not None
+
     def why_fenced(
         self, source: PeerId, model: str, run_id: bytes, term: int, now: Micros
     ) -> tuple[ErrorCode, str] | None:
@@ -168,6 +206,10 @@ class Grantor:
                 return self._on_asked(source, claim, now)
             case ClaimReleased():
                 return self._on_released(event, now)
+            case StageEnded(model, run_id):
+                if self.is_kept(model, run_id):
+                    self._promises[model].end_run()
+                return ()
             case DeadlinePassed():
                 return self._on_deadline(now)
 
@@ -180,27 +222,32 @@ class Grantor:
             if claim.term > MAX_TERM - MAX_TERM_STEP or not self._make_room(now):
                 return (Deny(ErrorCode.OVERLOADED, "this peer grants no further model; try another", 0, 0),)
             return self._grant(claim, None, now)
-        known, left_us = promise.claim, max(0, promise.lease_until - now)
+        return self._on_asked_again(promise, claim, now)
+
+    def _on_asked_again(self, promise: _Promise, claim: Claim, now: Micros) -> tuple[Effect, ...]:
+        known, wait_us = promise.claim, promise.wait_us(now)
         if claim.term < known.term:
             text = f"term {claim.term} is over, this peer has granted term {known.term}"
-            return (Deny(ErrorCode.TERM_STALE, text, known.term, left_us),)
+            return (Deny(ErrorCode.TERM_STALE, text, known.term, wait_us),)
         if claim.term == known.term:
-            if not _is_same(claim, known):
-                text = f"term {claim.term} was granted to another run"
-                return (Deny(ErrorCode.TERM_CONFLICT, text, known.term, left_us),)
-            return self._renew(promise, claim, now)
+            if _is_same(claim, known):
+                return self._renew(promise, claim, now)
+            text = f"term {claim.term} was granted to another run"
+            return (Deny(ErrorCode.TERM_CONFLICT, text, known.term, wait_us),)
         if claim.term - known.term > MAX_TERM_STEP:
             text = f"term {claim.term} follows upon {known.term}; go on from there"
-            return (Deny(ErrorCode.TERM_STALE, text, known.term, left_us),)
-        if left_us and not _may_replace(claim, known):
-            text = f"peer {known.coordinator} coordinates this model for {left_us / MICROS_PER_SECOND:.0f} s more"
-            return (Deny(ErrorCode.MODEL_LEASED, text, known.term, left_us),)
+            return (Deny(ErrorCode.TERM_STALE, text, known.term, wait_us),)
+        if not promise.may_be_replaced(claim, now):
+            text = f"peer {known.coordinator} coordinates this model, for {wait_us / MICROS_PER_SECOND:.0f} s or more"
+            return (Deny(ErrorCode.MODEL_LEASED, text, known.term, wait_us),)
         return self._grant(claim, known, now)
 
     def _grant(self, claim: Claim, known: Claim | None, now: Micros) -> tuple[Effect, ...]:
-        self._promises.pop(claim.model, None)  # the newest promise stands last
+        before = self._promises.pop(claim.model, None)  # the newest promise stands last
         promise = self._promises[claim.model] = _Promise(claim, Micros(0))
         self._extend(promise, now)
+        if before is not None and before.ends_at is not None and promise.ends_at is not None:
+            promise.ends_at = min(before.ends_at, promise.ends_at)  # a successor has to renew before the run lives on
         moved = (ClaimMoved(known, claim),) if known is not None else ()
         return (*moved, KeepGrant(self._kept()), Grant(claim.term))
 
@@ -249,17 +296,22 @@ class Grantor:
         known = promise.claim
         if (event.run_id, event.term, event.source) != (known.run_id, known.term, known.coordinator):
             return ()
-        if now < promise.lease_until:
-            promise.lease_until = now
+        promise.lease_until = min(promise.lease_until, now)
+        if event.is_over:
+            promise.end_run()
+            return (RunReleased(known),)
+        if promise.ends_at is not None:
+            ends_by = promise.ends_at
             self._schedule(promise)
+            promise.ends_at = min(ends_by, promise.ends_at)
         return ()
 
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []
         for promise in self._promises.values():
             if promise.ends_at is not None and now >= promise.ends_at:
-                promise.succession_at = promise.ends_at = None
-                effects.append(ClaimEnded(promise.claim))
+                promise.end_run()
+                effects.append(RunReleased(promise.claim))
             elif promise.succession_at is not None and now >= promise.succession_at:
                 promise.succession_at = Micros(now + promise.claim.lease_us)  # once more, should it fail
                 effects.append(SuccessionDue(promise.claim))
@@ -270,11 +322,3 @@ def _is_same(claim: Claim, known: Claim) -> bool:
     """A restart keeps of the list only the coordinator."""
     is_listed = claim.peers == known.peers or known.peers == (claim.coordinator,)
     return claim.run_id == known.run_id and claim.coordinator == known.coordinator and is_listed
-
-
-def _may_replace(claim: Claim, known: Claim) -> bool:
-    """Its own claim a coordinator may replace within the lease, but not one whose run serves.
-
-    One that comes back after a crash does not know of the run that goes on without it, and must not cut its requests.
-    """
-    return claim.coordinator == known.coordinator and (not known.is_serving or claim.run_id == known.run_id)

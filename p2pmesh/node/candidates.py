@@ -33,14 +33,20 @@ class Candidates:
         self._overlay = overlay
         self._clock = clock
         self._tried: dict[PeerId, Micros] = {}
+        self._taken: dict[PeerId, Micros] = {}
+        self._failed: dict[PeerId, Micros] = {}
 
-    def admitted(self, digest: str) -> tuple[PlanningPeer, ...]:
+    def admitted(self, digest: str, *, with_failed: bool = True) -> tuple[PlanningPeer, ...]:
         """What the connected peers offer, of those that the trust policy admits (a claim may have run out).
 
         ``digest`` names the model to place: who has it on disk need not fetch it.
         """
         trust = self._overlay.trust
         trusted = trust.admitted(self._overlay.admitted_announcements())
+        now = self._clock.now()
+        out = {peer for peer, until in self._taken.items() if until > now}
+        if not with_failed:
+            out |= {peer for peer, until in self._failed.items() if until > now}
         return tuple(
             PlanningPeer(
                 PeerId(a.peer_id),
@@ -50,7 +56,38 @@ class Candidates:
                 is_behind_nat=is_behind_nat(a),
             )
             for a in trusted
+            if PeerId(a.peer_id) not in out
         )
+
+    def note_taken(self, peer: PeerId, for_s: float) -> None:
+        """The peer has promised the model to another run, or does not answer: no plan rests on it for so long."""
+        self._taken[peer] = self._later(for_s)
+        self._forget_old()
+
+    def note_failed(self, peer: PeerId, for_s: float) -> None:
+        """A stage failed there: others are preferred for so long."""
+        self._failed[peer] = self._later(for_s)
+        self._forget_old()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether any peer is one that failed lately."""
+        now = self._clock.now()
+        return any(until > now for until in self._failed.values())
+
+    def next_free_s(self) -> float:
+        """Until a peer that was taken may be asked again; infinity if none was."""
+        now = self._clock.now()
+        left = [until - now for until in self._taken.values() if until > now]
+        return min(left) / MICROS_PER_SECOND if left else float("inf")
+
+    def _later(self, for_s: float) -> Micros:
+        return Micros(self._clock.now() + int(for_s * MICROS_PER_SECOND))
+
+    def _forget_old(self) -> None:
+        now = self._clock.now()
+        self._taken = {peer: until for peer, until in self._taken.items() if until > now}
+        self._failed = {peer: until for peer, until in self._failed.items() if until > now}
 
     async def meet(self) -> bool:
         """Says hello to known peers that offer memory, preferred and larger ones first; whether any was admitted."""

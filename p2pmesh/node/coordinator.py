@@ -1,7 +1,8 @@
-"""The coordinator of one model: waits for peers, plans, puts a run into effect, and replaces it when it breaks.
+"""The coordinator of one model: waits for peers, plans, claims, puts a run into effect, and replaces it when it breaks.
 
-One run's life is ``core.coordination.RunMachine``; the decision where layers go is ``core.planning``'s. The stages of
-this node are held as those of any other peer, only without a stream in between.
+While another peer coordinates the model with this one's help, it stands by (``node.succession`` takes serving runs
+over). One run's life is ``core.coordination.RunMachine``; the decision where layers go is ``core.planning``'s. The
+stages of this node are held as those of any other peer, only without a stream in between.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,9 @@ import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core import coordination
+from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, PlannedStage
@@ -24,6 +27,7 @@ from p2pmesh.core.wire_certificate import WireClearance
 from p2pmesh.model.families import check_range, permitted_cuts
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.claims import Claims, HeldClaim
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay
@@ -44,6 +48,8 @@ PROBE_TIMEOUT_S = 130.0
 PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
+FAILED_S = 120.0
+"""A peer whose stage did not load, or broke, is passed over for so long where others can hold the model."""
 PEERS_SETTLE_S = 0.5
 """Peers that start together are waited for this long before a plan, so that the first does not get all."""
 
@@ -74,6 +80,21 @@ class CoordinatorParts:
     clock: Clock
     entropy: Entropy
     links: Links
+    claims: Claims
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """Why a run ended."""
+
+    code: ErrorCode
+    text: str
+    index: int | None
+    had_served: bool
+
+    def fields(self) -> dict[str, object]:
+        """As event fields."""
+        return {"code": self.code.value, "message": self.text, "stage": self.index}
 
 
 class Coordinator:
@@ -93,24 +114,78 @@ class Coordinator:
         """What clients call the model."""
         return self._model.name
 
+    @property
+    def digest(self) -> Digest:
+        """Of the whole model."""
+        return self._model.digest
+
     async def serve(self) -> None:
         """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
         wait_s = RETRY_FIRST_S
         while True:
             placement = await self._place()
-            run = self.run = Run(self._parts, self._model, self._options, placement, self._report)
-            ending = await run.serve()
-            self.run = None
-            self._report("model_withdrawn", {"model": self._model.name, "run_id": run.run_id.hex(), **ending.fields()})
+            ending = await self._claim_and_serve(placement)
+            if ending is None:
+                continue
             wait_s = RETRY_FIRST_S if ending.had_served else min(2 * wait_s, RETRY_LONGEST_S)
             await trio.sleep(wait_s)
+
+    async def leave_run(self) -> None:
+        """This node goes: a run that serves without it is left to its other peers."""
+        if self.run is not None:
+            await self.run.leave()
+
+    async def _claim_and_serve(self, placement: Placement) -> RunEnding | None:
+        """One run from its claim to its end; None if it could not be claimed, and a new plan is due."""
+        own, claims, digest = self._parts.overlay.own_peer, self._parts.claims, self._model.digest
+        peers = (own, *(stage.peer_id for stage in placement.stages if stage.peer_id != own))
+        run_id = self._parts.entropy.random_bytes(16)
+        claim = Claim(digest, run_id, claims.next_term(digest), peers, claims.policy.lease_us)
+        async with claims.claiming(claim) as held:
+            outcome = await held.settled()
+            if not self._is_claimed(outcome):
+                return None
+            run = self.run = Run(self._parts, self._model, self._options, placement, self._report, held)
+            ending = await run.serve()
+            self.run = None
+            self._report("model_withdrawn", {"model": self._model.name, "run_id": run_id.hex(), **ending.fields()})
+        if ending.index is not None and (failed := placement.stages[ending.index].peer_id) != own:
+            self._candidates.note_failed(failed, FAILED_S)
+        return ending
+
+    def _is_claimed(self, outcome: ClaimHeld | ClaimLost) -> bool:
+        """Whether every peer of the placement granted; those that did not are left out of the next plan."""
+        own, lease_s = self._parts.overlay.own_peer, self._parts.claims.policy.lease_us / MICROS_PER_SECOND
+        missing = outcome.absent if isinstance(outcome, ClaimHeld) else outcome.ungranted
+        for peer in missing:
+            if peer != own:
+                self._candidates.note_taken(peer, lease_s)
+        if isinstance(outcome, ClaimLost):
+            self._report("waiting_for_peers", {"model": self._model.name, "message": outcome.text})
+        return not missing and isinstance(outcome, ClaimHeld)
+
+    async def _stand_by(self) -> None:
+        """As long as this peer has promised the model to another's run, or to one that was taken over here."""
+        told = ""
+        while True:
+            seen = self._parts.claims.changes.count
+            claim = self._parts.claims.leased(self._model.digest)
+            if claim is None:
+                return
+            text = f"peer {claim.coordinator} coordinates it, and this node stands by"
+            if text != told:
+                self._report("waiting_for_peers", {"model": self._model.name, "message": text})
+            told = text
+            with trio.move_on_after(claim.lease_us / MICROS_PER_SECOND):
+                await self._parts.claims.changes.wait_beyond(seen)
 
     async def _place(self) -> Placement:
         """A placement, waiting for peers as long as they could help."""
         told = ""
         while True:
+            await self._stand_by()
             seen = self._parts.overlay.board.changes.count
-            planned = plan_placement(self._request())
+            planned = self._plan()
             if isinstance(planned, Placement):
                 self._report("placement", describe_placement(self._model.name, planned))
                 return planned
@@ -121,30 +196,24 @@ class Coordinator:
             if planned.text != told:
                 told = planned.text
                 self._report("waiting_for_peers", {"model": self._model.name, "message": planned.text})
-            with trio.move_on_after(MEET_AGAIN_S):
+            with trio.move_on_after(min(MEET_AGAIN_S, self._candidates.next_free_s())):
                 await self._parts.overlay.board.changes.wait_beyond(seen)
             await trio.sleep(PEERS_SETTLE_S)
 
-    def _request(self) -> PlanRequest:
+    def _plan(self) -> Placement | PlacementRefusal:
+        """Over peers whose stages did not fail lately, where those suffice."""
+        if self._candidates.has_failed:
+            planned = plan_placement(self._request(with_failed=False))
+            if isinstance(planned, Placement):
+                return planned
+        return plan_placement(self._request())
+
+    def _request(self, *, with_failed: bool = True) -> PlanRequest:
         own_peer = self._parts.overlay.own_peer
         own = PlanningPeer(own_peer, self._parts.stages.free_bytes, has_model=True)
-        peers = (own, *self._candidates.admitted(self._model.digest))
+        peers = (own, *self._candidates.admitted(self._model.digest, with_failed=with_failed))
         links = self._parts.links.matrix()
         return PlanRequest(self._planning_model, peers, own_peer, self._options.stage_count, links)
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnding:
-    """Why a run ended."""
-
-    code: ErrorCode
-    text: str
-    index: int | None
-    had_served: bool
-
-    def fields(self) -> dict[str, object]:
-        """As event fields."""
-        return {"code": self.code.value, "message": self.text, "stage": self.index}
 
 
 class Run:
@@ -157,9 +226,11 @@ class Run:
         options: ServingOptions,
         placement: Placement,
         report: Report,
+        held: HeldClaim,
     ) -> None:
-        self.run_id = parts.entropy.random_bytes(16)
+        self.run_id = held.claim.run_id
         self.placement = placement
+        self._held = held
         self._parts = parts
         self._model = model
         self._options = options
@@ -191,6 +262,7 @@ class Run:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._runner.post(coordination.RunStarted())
+                nursery.start_soon(self._follow_claim)
                 await self._runner.run(lambda: self._ending is not None)
                 nursery.cancel_scope.cancel()
         finally:
@@ -198,6 +270,17 @@ class Run:
                 self._parts.store.release(digest)
         assert self._ending is not None
         return self._ending
+
+    async def leave(self) -> None:
+        """Gives the run to its other peers, if it serves and none of its stages is here."""
+        is_here = any(stage.peer_id == self._parts.overlay.own_peer for stage in self.placement.stages)
+        if self._had_served and not is_here:
+            self._held.is_run_over = False
+            await self._held.withdraw()
+
+    async def _follow_claim(self) -> None:
+        loss = await self._held.lost()
+        await self._runner.put(coordination.ClaimWasLost(loss.code, loss.text))
 
     async def _perform(self, effect: coordination.Effect) -> None:
         assert self._nursery is not None
@@ -218,6 +301,9 @@ class Run:
             case coordination.EndRun(code, text, index):
                 self._parts.drivers.fail_run(self.run_id, PeerUnavailable(code, f"{text}; try again"))
                 self._ending = RunEnding(code, text, index, self._had_served)
+            case coordination.LeaveRun(code, text):
+                self._held.is_run_over = False
+                self._ending = RunEnding(code, text, None, self._had_served)
 
     # --- effects, each a task that posts its outcome ---------------------------------
     async def _hold(self, index: int) -> None:
@@ -228,8 +314,8 @@ class Run:
 
         try:
             load = await self._load_of(index)
-            if load.stages[index].peer_id == self._parts.overlay.own_peer:
-                await self._parts.stages.hold(load, self._parts.overlay.own_peer, reported)
+            if load.stages[index].peer_id == (own := self._parts.overlay.own_peer):
+                await self._parts.stages.follow(self._parts.stages.begin(load, own), reported)
             else:
                 await self._hold_remote(load, reported)
         except P2PMeshError as error:
@@ -242,17 +328,9 @@ class Run:
         entry = load.stages[load.index]
         stream = await self._parts.overlay.open_exchange(PeerId(entry.peer_id), load, entry.addresses)
         try:
-            await self._follow_statuses(stream, reported)
+            await follow_statuses(stream, reported)
         finally:
             await stream.reset()
-
-    async def _follow_statuses(self, stream: MessageStream, reported: Callable[[StageStatus], Awaitable[None]]) -> None:
-        timeout_s = STATUS_TIMEOUT_S
-        while True:
-            status = await stream.expect(StageStatus, timeout_s)
-            await reported(status)
-            if _state_of(status) is StageState.READY:
-                timeout_s = SERVING_SILENCE_S
 
     async def _load_of(self, index: int) -> LoadStage:
         """The order to load a stage; its file is cut here first, so that a peer without the model can fetch it."""
@@ -261,6 +339,7 @@ class Run:
         self._cut_digests.append(artifact.digest)
         return LoadStage(
             run_id=self.run_id,
+            term=self._held.claim.term,
             model=self._model.name,
             model_digest=self._model.digest,
             model_bytes=self._model.size_bytes,
@@ -313,6 +392,7 @@ class Run:
 
     async def _publish(self) -> None:
         try:
+            await self._held.note_serving()
             await self._ask_driver(PublishRun(self.run_id, self._fingerprint()), Done, PUBLISH_TIMEOUT_S)
         except P2PMeshError as error:
             await self._runner.put(coordination.PublishFailed(error.code, error.message))
@@ -333,6 +413,16 @@ class Run:
             await stream.expect(answer, timeout_s)
         finally:
             await stream.reset()
+
+
+async def follow_statuses(stream: MessageStream, reported: Callable[[StageStatus], Awaitable[None]]) -> None:
+    """Hands on the states that a peer reports of its stage; raises why that ended."""
+    timeout_s = STATUS_TIMEOUT_S
+    while True:
+        status = await stream.expect(StageStatus, timeout_s)
+        await reported(status)
+        if _state_of(status) is StageState.READY:
+            timeout_s = SERVING_SILENCE_S
 
 
 def _state_of(status: StageStatus) -> StageState:

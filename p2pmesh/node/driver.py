@@ -277,6 +277,10 @@ class Drivers:
         """The newest driver of a model that may be routed to."""
         return next((d for d in reversed(self.all()) if d.is_published and d.load.model == model), None)
 
+    def load_of(self, run_id: bytes) -> LoadStage:
+        """The order that a run's stage 0 was loaded by; ``STAGE_UNKNOWN`` if it is not driven here."""
+        return self._find(run_id).load
+
     async def probe(self, run_id: bytes) -> tuple[int, int]:
         """One real token through a run; see ``Driver.probe``."""
         return await self._find(run_id).probe(self._entropy.random_bytes(16))

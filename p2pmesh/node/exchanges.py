@@ -8,6 +8,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.node.channels import MessageStream, error_of
+from p2pmesh.node.claims import Claims
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
@@ -46,21 +47,27 @@ CANCEL_TIMEOUT_S = 2.0
 class DriverExchanges:
     """Serves the runs that are driven here to admitted peers."""
 
-    def __init__(self, overlay: Overlay, drivers: Drivers) -> None:
+    def __init__(self, overlay: Overlay, drivers: Drivers, claims: Claims) -> None:
         self._drivers = drivers
+        self._claims = claims
         overlay.serve_exchange(ProbeRun, self._probe)
         overlay.serve_exchange(PublishRun, self._publish)
         overlay.serve_exchange(Generate, self._generate)
 
     async def _probe(self, stream: MessageStream, asked: ProbeRun) -> None:
+        self._check_coordinator(stream.remote_peer, asked.run_id)
         token, elapsed_us = await self._drivers.probe(asked.run_id)
         await stream.send(ProbeResult(token, elapsed_us))
         await stream.finish()
 
     async def _publish(self, stream: MessageStream, asked: PublishRun) -> None:
+        self._check_coordinator(stream.remote_peer, asked.run_id)
         self._drivers.publish(asked.run_id, asked.fingerprint)
         await stream.send(Done())
         await stream.finish()
+
+    def _check_coordinator(self, peer: PeerId, run_id: bytes) -> None:
+        self._claims.check_coordinator(peer, self._drivers.load_of(run_id).model_digest, run_id)
 
     async def _generate(self, stream: MessageStream, asked: Generate) -> None:
         request = request_of(asked)

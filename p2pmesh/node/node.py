@@ -17,6 +17,7 @@ from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
+from p2pmesh.node.claims import Claims
 from p2pmesh.node.connections import Connections
 from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
 from p2pmesh.node.driver import Drivers
@@ -33,8 +34,10 @@ from p2pmesh.node.route_queries import RouteQueries
 from p2pmesh.node.router import MAX_TOLD_MODELS, Router
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.stages import StageParts, Stages
-from p2pmesh.node.status import describe_node
+from p2pmesh.node.status import ModelCoordinator, describe_node
+from p2pmesh.node.succession import SuccessionParts, Successions
 from p2pmesh.ports.engine import EngineLauncher
+from p2pmesh.ports.grants import GrantStore
 from p2pmesh.ports.models import ModelFile, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
@@ -47,6 +50,7 @@ class NodeParts:
     neighbours: Neighbours
     store: ModelStore
     launcher: EngineLauncher
+    grants: GrantStore
 
 
 class Node:
@@ -64,15 +68,16 @@ class Node:
         self.liveness = Liveness(self.overlay, ports, report)
         self._connections = Connections(self.overlay, ports)
         self._identity_guard = IdentityGuard(self.overlay, ports, report)
+        self.claims = Claims(self.overlay, ports.clock, parts.grants)
         artifact_ports = ArtifactPorts(parts.store, ports.clock, self.links.note_transfer, report)
         self.artifacts = Artifacts(self.overlay, artifact_ports, settings.artifact_transfer)
         self.stages = Stages(
             self.overlay,
-            StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers),
+            StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers, self.claims),
             settings.memory_bytes,
             report,
         )
-        DriverExchanges(self.overlay, self.drivers)
+        DriverExchanges(self.overlay, self.drivers, self.claims)
         self.records = Records(self.overlay, ports, self._held_files)
         self.router = Router(self.overlay, self.drivers, self.records.search_model)
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
@@ -82,6 +87,10 @@ class Node:
         self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
         self.coordinators: list[Coordinator] = []
+        succession = SuccessionParts(
+            self.overlay, parts.store, self.stages, self.drivers, self.claims, self._serve_unless_served
+        )
+        self.successions = Successions(succession, report)
         self._is_draining = False
 
     # --- running ---------------------------------------------------------------
@@ -89,6 +98,9 @@ class Node:
         """Serves the overlay and the drivers until cancelled; started when peers can say hello."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.drivers.run)
+            await nursery.start(self.stages.run)
+            await nursery.start(self.successions.run)
+            nursery.start_soon(self.claims.run)
             await nursery.start(self.overlay.run)
             await nursery.start(self.liveness.run)
             nursery.start_soon(self._report_ready)
@@ -106,16 +118,23 @@ class Node:
         self.overlay.board.change_own(on_disk=on_disk)
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
-            self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links,
+            self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
         )  # fmt: skip
         coordinator = Coordinator(parts, model, options, self._report)
         self.coordinators.append(coordinator)
         self.router.expect(model.name)
         await coordinator.serve()
 
+    async def _serve_unless_served(self, model: ModelFile, options: ServingOptions) -> None:
+        """A model whose run was taken over here and is over; whoever was given it on this node stood by for it."""
+        if all(coordinator.digest != model.digest for coordinator in self.coordinators):
+            await self.serve_model(model, options)
+
     async def drain(self, timeout_s: float) -> None:
         """Takes no new request and waits, at most ``timeout_s``, for those that run through a stage here."""
         self._is_draining = True
+        for coordinator in self.coordinators:
+            await coordinator.leave_run()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.liveness.leave)
             with trio.move_on_after(timeout_s):
@@ -200,8 +219,9 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""
+        coordinating: tuple[ModelCoordinator, ...] = (*self.coordinators, *self.successions.runs)
         return describe_node(
-            self.overlay, self.stages, self.table, self.coordinators, self.routable_models(), self.links.estimates(),
+            self.overlay, self.stages, self.table, coordinating, self.routable_models(), self.links.estimates(),
             self.liveness,
         ) | {"artifacts": self.artifacts.describe()}  # fmt: skip
 

@@ -1,12 +1,14 @@
-"""Stages on this node: loading one, holding it as long as its coordinator wants it, and the memory they take.
+"""Stages on this node: loading one, holding it as long as its run is anybody's, and the memory they take.
 
-A stage lives exactly as long as the call of ``hold``: for the coordinator's own node that is a task, for any other the
-stream of its ``LoadStage``. When either ends, the engine ends.
+A stage that loads lives as long as its coordinator follows it: by a task on the coordinator's own node, by the stream
+of ``LoadStage`` on any other. Once its run serves it lives as long as the claim on the run (``node.claims``), whoever
+coordinates it: a coordinator's death ends no request.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -15,7 +17,9 @@ from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import format_size
 from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.claims import Claims
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
@@ -26,7 +30,7 @@ from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.engine import EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
-from p2pmesh.wire.control import LoadStage, StageStatus
+from p2pmesh.wire.control import FollowStage, LoadStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]
@@ -44,6 +48,54 @@ class StageParts:
     launcher: EngineLauncher
     table: RunTable
     drivers: Drivers
+    claims: Claims
+
+
+class HeldStage:
+    """One stage here; any number of followers hear its states, the last one first heard."""
+
+    def __init__(self, load: LoadStage, source: PeerId) -> None:
+        self.load = load
+        self.source = source
+        self.scope = trio.CancelScope()
+        self.followers = 0
+        self.has_served = False
+        self.cause: P2PMeshError | None = None
+        self._states: list[tuple[int, StageStatus]] = []
+        self._noted = 0
+        self._is_over = False
+        self._changes = Changes()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether frames are taken."""
+        return not self._is_over and bool(self._states) and self._states[-1][1].state == StageState.READY
+
+    async def note(self, status: StageStatus) -> None:
+        """A state holds from now on; of the progress of a download only the newest is kept."""
+        if self._states and self._states[-1][1].state == status.state:
+            self._states.pop()
+        self._noted += 1
+        self._states.append((self._noted, status))
+        self._changes.mark()
+
+    def end(self) -> None:
+        """No state follows."""
+        self._is_over = True
+        self._changes.mark()
+
+    async def follow(self, report_status: ReportStatus) -> None:
+        """Every state since the order, then each new one; raises why the stage ended."""
+        told = 0
+        while True:
+            seen = self._changes.count
+            for number, status in tuple(self._states):
+                if number > told:
+                    told = number
+                    await report_status(status)
+            if self._is_over:
+                raise self.cause or Refused(ErrorCode.MODEL_NOT_READY, "the stage was stopped; try again")
+            await self._changes.wait_beyond(seen)
 
 
 class Stages:
@@ -55,24 +107,78 @@ class Stages:
         self._memory_bytes = memory_bytes
         self._reserved_bytes = 0
         self._holds = 0
+        self._held: dict[bytes, HeldStage] = {}
+        self._nursery: trio.Nursery | None = None
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
         overlay.serve_exchange(LoadStage, self._serve_load)
+        overlay.serve_exchange(FollowStage, self._serve_follow)
 
     @property
     def free_bytes(self) -> int:
         """Memory that no stage has reserved."""
         return self._memory_bytes - self._reserved_bytes
 
-    async def hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
-        """Loads a stage and keeps it until cancelled; raises why it could not be, or why it ended."""
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Holds stages until cancelled, and stops those that are nobody's any more."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            while True:
+                seen = self._parts.claims.changes.count
+                for held in tuple(self._held.values()):
+                    self._stop_if_nobodys(held)
+                await self._parts.claims.changes.wait_beyond(seen)
+
+    def begin(self, load: LoadStage, source: PeerId) -> HeldStage:
+        """Starts to load a stage; raises why it may not be. Whoever began it follows it, or it ends."""
         _check_load(load, self._overlay.own_peer)
+        self._parts.claims.check(source, load.model_digest, load.run_id, load.term)
+        if load.run_id in self._held:
+            raise Refused(ErrorCode.NOT_IN_PLACEMENT, "this peer holds a stage of that run already")
+        if self._nursery is None:
+            raise Refused(ErrorCode.MODEL_NOT_READY, "this peer takes no stages yet; try again")
+        held = self._held[load.run_id] = HeldStage(load, source)
+        self._nursery.start_soon(self._keep, held)
+        return held
+
+    def find(self, run_id: bytes) -> HeldStage | None:
+        """The stage of a run here."""
+        return self._held.get(run_id)
+
+    async def follow(self, held: HeldStage, report_status: ReportStatus) -> None:
+        """Reports the states of a stage until it ends, and raises why; leaving earlier may leave it to nobody."""
+        held.followers += 1
         try:
             with unwrapped():
-                await self._hold(load, source, report_status)
+                await held.follow(report_status)
+        finally:
+            held.followers -= 1
+            self._stop_if_nobodys(held)
+
+    def _stop_if_nobodys(self, held: HeldStage) -> None:
+        """A run that serves is its claim's; another is its coordinator's, as long as that follows it."""
+        claims, load = self._parts.claims, held.load
+        if claims.is_kept(load.model_digest, load.run_id):
+            held.has_served = True
+            return
+        coordinator = claims.coordinator_of(load.model_digest, load.run_id)
+        if held.has_served or not held.followers or coordinator is None:
+            held.scope.cancel()
+
+    async def _keep(self, held: HeldStage) -> None:
+        """One stage, from its order to its end. Its errors are told, and are its followers'."""
+        try:
+            with held.scope, unwrapped():
+                await self._hold(held.load, held.source, held.note)
         except P2PMeshError as error:
-            self._report("stage_failed", _stage_fields(load) | {"code": error.code.value, "message": error.message})
-            raise
+            held.cause = error
+            fields = _stage_fields(held.load) | {"code": error.code.value, "message": error.message}
+            self._report("stage_failed", fields)
+        finally:
+            del self._held[held.load.run_id]
+            held.end()
+            self._parts.claims.note_stage_ended(held.load.model_digest, held.load.run_id)
 
     async def _hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         with self._counted():
@@ -169,16 +275,27 @@ class Stages:
             self._overlay.board.change_own(free_bytes=self.free_bytes)
 
     async def _serve_load(self, stream: MessageStream, load: LoadStage) -> None:
-        """Another coordinator's stage; its stream is the stage's life."""
+        """Another coordinator's stage."""
+        await self._serve_followed(stream, self.begin(load, stream.remote_peer))
+
+    async def _serve_follow(self, stream: MessageStream, asked: FollowStage) -> None:
+        """The stage of a run that another coordinator loaded, for the one that took it over."""
+        self._parts.claims.check(stream.remote_peer, asked.model_digest, asked.run_id, asked.term)
+        held = self._held.get(asked.run_id)
+        if held is None or held.load.model_digest != asked.model_digest:
+            raise Refused(ErrorCode.STAGE_UNKNOWN, "this peer holds no stage of that run")
+        await self._serve_followed(stream, held)
+
+    async def _serve_followed(self, stream: MessageStream, held: HeldStage) -> None:
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
-                await self.hold(load, stream.remote_peer, stream.send)
+                await self.follow(held, stream.send)
                 nursery.cancel_scope.cancel()
 
 
 async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None:
-    """Ends the stage when its coordinator ends the stream, or says anything more on it."""
+    """The coordinator follows until it ends the stream, or says anything more on it."""
     try:
         await stream.receive(IDLE_FOREVER_S)
     except (PeerUnavailable, RemoteProtocolError):

@@ -1,12 +1,12 @@
 """What a node tells its console: plain values that JSON can hold."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.coordination import RunPhase
 from p2pmesh.core.links import LinkEstimate
 from p2pmesh.core.membership_events import GONE
-from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.ownership import PeerTrust
@@ -18,11 +18,38 @@ from p2pmesh.wire.announcement import Announcement, ServedModel
 MAX_SHOWN_PEERS = 256
 
 
+class CoordinatedRun(Protocol):
+    """A run that is coordinated here."""
+
+    @property
+    def run_id(self) -> bytes:
+        """Its name."""
+
+    @property
+    def phase(self) -> RunPhase:
+        """Where it stands."""
+
+    def described_stages(self) -> list[dict[str, object]]:
+        """Peers and layer ranges."""
+
+
+class ModelCoordinator(Protocol):
+    """Who places a model, or took a run of it over."""
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+
+    @property
+    def run(self) -> CoordinatedRun | None:
+        """The present run."""
+
+
 def describe_node(
     overlay: Overlay,
     stages: Stages,
     table: RunTable,
-    coordinators: Sequence[Coordinator],
+    coordinators: Sequence[ModelCoordinator],
     models: Mapping[str, ServedModel],
     links: Sequence[tuple[PeerId, LinkEstimate]],
     liveness: Liveness,
@@ -129,7 +156,7 @@ def _describe_stage(run: StageRun) -> dict[str, Any]:
     }
 
 
-def _describe_placement(coordinator: Coordinator) -> dict[str, Any]:
+def _describe_placement(coordinator: ModelCoordinator) -> dict[str, Any]:
     run = coordinator.run
     described: dict[str, Any] = {"model": coordinator.model_name, "phase": "waiting", "stages": []}
     if run is not None:

@@ -168,9 +168,11 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """Coordinator to a peer: hold stage ``index`` of this run. The stream stays open as long as the stage lives."""
+    """Coordinator to a peer: hold stage ``index`` of this run, claimed in ``term``. Until the run serves, the stage
+    lives as long as the stream; then as long as the claim."""
 
     run_id: bytes = declared(_ID)
+    term: int = declared(_TERM)
     model: str = declared(_NAME)
     model_digest: str = declared(_DIGEST)
     model_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
@@ -246,7 +248,17 @@ class ClaimDenied:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
-    """The coordinator gives a claim back. Answered by ``Done``, also where it is not known."""
+    """The coordinator gives a claim back; the run ``is_over``, or left to its successor. Answered by ``Done``."""
+
+    model_digest: str = declared(_DIGEST)
+    run_id: bytes = declared(_ID)
+    term: int = declared(_TERM)
+    is_over: bool = declared(Boolean())
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStage:
+    """A coordinator that took a run over: tell me of its stage with you, as on the stream of ``LoadStage``."""
 
     model_digest: str = declared(_DIGEST)
     run_id: bytes = declared(_ID)
@@ -480,6 +492,7 @@ KINDS: dict[str, type] = {
     "claim_granted": ClaimGranted,
     "claim_denied": ClaimDenied,
     "release_claim": ReleaseClaim,
+    "follow_stage": FollowStage,
     "probe_run": ProbeRun,
     "probe_result": ProbeResult,
     "publish_run": PublishRun,

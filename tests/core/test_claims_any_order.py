@@ -87,8 +87,8 @@ class World:
         match content:
             case claims.AskClaim(claim=claim, round=number):
                 self._grant(peer, source, claim, number)
-            case claims.ReleaseClaim(claim=claim):
-                released = grants.ClaimReleased(source, claim.model, claim.run_id, claim.term)
+            case claims.ReleaseClaim(claim=claim, is_over=is_over):
+                released = grants.ClaimReleased(source, claim.model, claim.run_id, claim.term, is_over)
                 peer.grantor.handle(released, peer.clock(self.real))
             case (asker, event):
                 if peer.claimant is asker:
@@ -161,7 +161,10 @@ class ClaimsMachine(RuleBasedStateMachine):
     def claim(self, number: int) -> None:
         self.world.claim(self._peer(number).name)
 
-    @rule(number=st.integers(0, 4), event=st.sampled_from([claims.RunServes(), claims.ClaimWithdrawn()]))
+    @rule(
+        number=st.integers(0, 4),
+        event=st.sampled_from([claims.RunServes(), claims.ClaimWithdrawn(True), claims.ClaimWithdrawn(False)]),
+    )
     def say(self, number: int, event: claims.Event) -> None:
         self.world.tell(self._peer(number), event)
 

@@ -11,7 +11,6 @@ from p2pmesh.base.quantities import Micros
 from p2pmesh.core.claims import Claim, ClaimPolicy
 from p2pmesh.core.grants import (
     ClaimAsked,
-    ClaimEnded,
     ClaimMoved,
     ClaimReleased,
     DeadlinePassed,
@@ -20,6 +19,8 @@ from p2pmesh.core.grants import (
     Grantor,
     KeepGrant,
     KeptGrant,
+    RunReleased,
+    StageEnded,
     SuccessionDue,
 )
 
@@ -62,7 +63,7 @@ def test_while_a_lease_lives_nobody_else_gets_the_model() -> None:
     peer = grantor()
     ask(peer, CLAIM)
     denied = ask(peer, LATER, 400)
-    assert denied == Deny(ErrorCode.MODEL_LEASED, "peer A coordinates this model for 0 s more", 5, 600)
+    assert denied == Deny(ErrorCode.MODEL_LEASED, "peer A coordinates this model, for 0 s or more", 5, 600)
     assert ask(peer, LATER, 999) != Grant(6)
     assert ask(peer, LATER, 1000) == Grant(6)
 
@@ -183,16 +184,49 @@ def test_a_coordinator_that_leaves_hands_over_at_once() -> None:
     peer = grantor()
     ask(peer, replace(CLAIM, is_serving=True))
     for stranger in (
-        ClaimReleased(B, "m", RUN, 5),
-        ClaimReleased(A, "m", OTHER, 5),
-        ClaimReleased(A, "m", RUN, 4),
-        ClaimReleased(A, "n", RUN, 5),
+        ClaimReleased(B, "m", RUN, 5, True),
+        ClaimReleased(A, "m", OTHER, 5, True),
+        ClaimReleased(A, "m", RUN, 4, True),
+        ClaimReleased(A, "n", RUN, 5, True),
     ):
         peer.handle(stranger, Micros(10))
     assert peer.deadline() == 1000
-    peer.handle(ClaimReleased(A, "m", RUN, 5), Micros(10))
+    peer.handle(ClaimReleased(A, "m", RUN, 5, False), Micros(10))
     assert peer.handle(DeadlinePassed(), Micros(10)) == (SuccessionDue(replace(CLAIM, is_serving=True)),)
+    assert code_of(ask(peer, LATER, 11)) is ErrorCode.MODEL_LEASED  # another run; this one still serves
+    assert ask(peer, replace(CLAIM, term=6, peers=(C, B)), 12) == Grant(6)
+
+
+def test_a_run_that_is_over_is_nobodys_at_once() -> None:
+    peer = grantor()
+    serving = replace(CLAIM, is_serving=True)
+    ask(peer, serving)
+    assert peer.is_kept("m", RUN)
+    assert peer.handle(ClaimReleased(A, "m", RUN, 5, True), Micros(10)) == (RunReleased(serving),)
+    assert not peer.is_kept("m", RUN)
+    assert peer.deadline() is None
     assert ask(peer, LATER, 11) == Grant(6)
+
+
+def test_a_run_that_serves_is_replaced_only_by_itself_until_it_has_ended_here() -> None:
+    peer = grantor()
+    ask(peer, replace(CLAIM, is_serving=True))
+    assert code_of(ask(peer, LATER, 3000)) is ErrorCode.MODEL_LEASED  # the lease is long over
+    stranger = Claim("m", RUN, 6, (PeerId("D"), B), 1000)
+    assert code_of(ask(peer, stranger, 3000)) is ErrorCode.MODEL_LEASED
+    peer.handle(StageEnded("m", OTHER), Micros(3001))
+    assert peer.is_kept("m", RUN)
+    peer.handle(StageEnded("m", RUN), Micros(3001))
+    assert peer.deadline() is None
+    assert ask(peer, LATER, 3002) == Grant(6)
+
+
+def test_a_stage_that_ends_leaves_its_coordinator_the_lease() -> None:
+    peer = grantor()
+    ask(peer, replace(CLAIM, is_serving=True))
+    peer.handle(StageEnded("m", RUN), Micros(1))
+    assert code_of(ask(peer, LATER, 2)) is ErrorCode.MODEL_LEASED
+    assert ask(peer, replace(CLAIM, run_id=OTHER, term=6), 3) == Grant(6)
 
 
 def test_a_run_that_nobody_takes_over_ends() -> None:
@@ -202,14 +236,31 @@ def test_a_run_that_nobody_takes_over_ends() -> None:
     told = []
     while (deadline := peer.deadline()) is not None:
         told += peer.handle(DeadlinePassed(), deadline)
-    assert told == [SuccessionDue(serving)] * 5 + [ClaimEnded(serving)]
+    assert told == [SuccessionDue(serving)] * 5 + [RunReleased(serving)]
+
+
+def test_successors_that_never_renew_do_not_keep_a_run_for_ever() -> None:
+    peer = grantor()
+    ask(peer, replace(CLAIM, is_serving=True))
+    told, term, now = [], 5, 0
+    while (deadline := peer.deadline()) is not None:
+        now = deadline
+        told = list(peer.handle(DeadlinePassed(), Micros(now)))
+        if isinstance(told[0], SuccessionDue):
+            term += 1
+            takeover = replace(CLAIM, term=term, peers=(C, B), is_serving=True)
+            if isinstance(ask(peer, takeover, now), Grant):
+                peer.handle(ClaimReleased(C, "m", RUN, term, False), Micros(now + 1))
+    assert isinstance(told[0], RunReleased)
+    assert now == 6000
+    assert term > 8
 
 
 def test_the_coordinator_itself_is_no_successor_of_its_own() -> None:
     peer = grantor(A)
     ask(peer, replace(CLAIM, is_serving=True))
     assert peer.deadline() == 6000
-    assert peer.handle(DeadlinePassed(), Micros(6000)) == (ClaimEnded(replace(CLAIM, is_serving=True)),)
+    assert peer.handle(DeadlinePassed(), Micros(6000)) == (RunReleased(replace(CLAIM, is_serving=True)),)
 
 
 # --- restarts -----------------------------------------------------------------

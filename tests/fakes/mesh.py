@@ -31,6 +31,7 @@ from p2pmesh.wire.stage import WireDtype
 from tests.fakes.clock import FakeEntropy
 from tests.fakes.credentials import FakeCredentialStore
 from tests.fakes.engine import FakeEngine, FakeLauncher, expected_tokens
+from tests.fakes.grants import FakeGrantStore
 from tests.fakes.identity import FakeVerifier, fake_identity
 from tests.fakes.models import FakeModelStore
 from tests.fakes.network import FakeNetwork, FakeOverlay
@@ -187,7 +188,8 @@ class Mesh:
                 given.get("membership"), given.get("founding"), **given.get("settings", {}),
             )  # fmt: skip
             reports: list[MeshNode] = []
-            node = Node(NodeParts(ports, store, launcher), settings, lambda event, f: reports[0].report(event, f))
+            parts = NodeParts(ports, store, launcher, given.get("grants") or FakeGrantStore())
+            node = Node(parts, settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store, credentials)
             reports.append(made)
             # in the network's own nursery, so that killing the node there ends all of it at once

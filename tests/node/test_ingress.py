@@ -177,7 +177,9 @@ async def test_a_request_that_kills_every_engine_ends_with_its_error(autojump_cl
             await events_of(node, poison, {})
         assert raised.value.code is ErrorCode.ENGINE_CRASHED
         assert len(node.told("pipeline_ready")) <= 4
-        await node.wait_told("pipeline_ready", times=len(node.told("model_withdrawn")) + 1)
+        killed = len(node.told("pipeline_ready"))
+        await node.wait_told("model_withdrawn", times=killed)
+        await node.wait_told("pipeline_ready", times=killed + 1)
         request = mesh.request()
         assert await node.ask(request) == expected(request)
 

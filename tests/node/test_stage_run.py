@@ -18,7 +18,7 @@ from p2pmesh.base.limits import CONTROL_PROTOCOL, PREFILL_CREDITS, PROTOCOL_GENE
 from p2pmesh.node.channels import FrameStream, MessageStream
 from p2pmesh.wire.announcement import Announcement, encode_announcement
 from p2pmesh.wire.begin import Begin, encode_begin
-from p2pmesh.wire.control import Hello, LoadStage, StageEntry, StageStatus, Welcome
+from p2pmesh.wire.control import ClaimGranted, ClaimRun, Hello, LoadStage, StageEntry, StageStatus, Welcome
 from p2pmesh.wire.generation import SamplingParameters
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_error
 from tests.fakes.engine import HIDDEN_SIZE, next_token
@@ -58,6 +58,12 @@ class Puppet:
         )
         await stream.expect(Welcome, 10)
 
+    async def claim(self, load: LoadStage) -> None:
+        """The victim's promise for a run, without which it loads nothing."""
+        peers = (self.identity.peer_id, self.victim.peer)
+        claim = ClaimRun(load.model_digest, load.run_id, load.term, 15_000, peers, False)
+        await (await self.control(claim)).expect(ClaimGranted, 10)
+
     async def frames(self, *first: StageFrame) -> FrameStream:
         stream = FrameStream(await self.network.open_stream(self.victim.peer, STAGE_PROTOCOL, 10))
         for frame in first:
@@ -72,7 +78,7 @@ async def load_order(puppet: Puppet, **changes: Any) -> LoadStage:
         StageEntry(puppet.victim.peer, CUT, LAYERS, puppet.victim.network.addresses()),
     )
     order = LoadStage(
-        RUN_ID, "fake", MODEL.digest, MODEL.size_bytes, LAYERS, 1, stages, artifact.digest, artifact.size_bytes,
+        RUN_ID, 1, "fake", MODEL.digest, MODEL.size_bytes, LAYERS, 1, stages, artifact.digest, artifact.size_bytes,
         1000, 512, 2, WireDtype.F32,
     )  # fmt: skip
     return replace(order, **changes)
@@ -86,7 +92,9 @@ async def held_stage(mesh: Mesh) -> AsyncIterator[tuple[Puppet, MessageStream, F
     async with mesh.overlay.open_network(identity.peer_id) as network:
         puppet = Puppet(network, identity, victim)
         await puppet.say_hello()
-        load = await puppet.control(await load_order(puppet))
+        order = await load_order(puppet)
+        await puppet.claim(order)
+        load = await puppet.control(order)
         while (await load.expect(StageStatus, 10)).state != "ready":
             pass
         yield puppet, load, await puppet.frames(open_frame())
@@ -304,7 +312,9 @@ async def test_an_order_that_cannot_be_carried_out_is_refused(
     autojump_clock: MockClock, changes: dict[str, Any], code: ErrorCode
 ) -> None:
     async with open_mesh() as mesh, held_stage(mesh) as (puppet, _, _):
-        load = await puppet.control(await load_order(puppet, run_id=bytes(16), **changes))
+        order = await load_order(puppet, run_id=bytes(16), model_digest="ef" * 32, **changes)
+        await puppet.claim(order)
+        load = await puppet.control(order)
         with pytest.raises(P2PMeshError) as raised:
             await send_until_ended(None, load)
         if code is ErrorCode.PLACEMENT_REFUSED:

@@ -1,0 +1,224 @@
+"""Runs that go on without the coordinator that loaded them: claimed anew by the next peer of their list.
+
+A run that serves needs nobody for its requests. Its successor watches its stages, ends it when one is lost, and places
+the model anew where it can: it needs the model's own file for that. Leases and turns are ``core.grants``'; placing
+anew is ``node.coordinator``'s.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.core.claims import Claim, ClaimHeld
+from p2pmesh.core.coordination import RunPhase, StageState, run_fingerprint
+from p2pmesh.node.claims import Claims, HeldClaim
+from p2pmesh.node.coordinator import PUBLISH_TIMEOUT_S, SYMPTOM_WAIT_S, RunEnding, ServingOptions, follow_statuses
+from p2pmesh.node.driver import Drivers
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.stages import HeldStage, ReportStatus, Stages
+from p2pmesh.ports.models import ModelFile, ModelStore
+from p2pmesh.wire.control import Done, FollowStage, LoadStage, PublishRun, StageStatus
+from p2pmesh.wire.stage import WireDtype
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessionParts:
+    """What successors stand on. ``serve_model`` coordinates a model from now on, unless that is done already."""
+
+    overlay: Overlay
+    store: ModelStore
+    stages: Stages
+    drivers: Drivers
+    claims: Claims
+    serve_model: Callable[[ModelFile, ServingOptions], Awaitable[None]]
+
+
+class Successions:
+    """The runs that this node took over."""
+
+    def __init__(self, parts: SuccessionParts, report: Report) -> None:
+        self._parts = parts
+        self._report = report
+        self._nursery: trio.Nursery | None = None
+        self.runs: list[AdoptedRun] = []
+        parts.claims.on_succession_due = self._note_due
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Takes runs over until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def leave(self) -> None:
+        """This node goes."""
+        for run in tuple(self.runs):
+            await run.leave()
+
+    def _note_due(self, claim: Claim) -> None:
+        held = self._parts.stages.find(claim.run_id)
+        if held is None or not held.is_ready:
+            self._parts.claims.note_stage_ended(claim.model, claim.run_id)
+        elif self._nursery is not None:
+            self._nursery.start_soon(self._take_over, claim, held)
+
+    async def _take_over(self, silent: Claim, held: HeldStage) -> None:
+        """One attempt; if it fails, the next lease brings another."""
+        claims, own, load = self._parts.claims, self._parts.overlay.own_peer, held.load
+        others = (PeerId(stage.peer_id) for stage in load.stages if stage.peer_id != own)
+        claim = Claim(
+            silent.model, silent.run_id, claims.next_term(silent.model), (own, *others), claims.policy.lease_us,
+            is_serving=True,
+        )  # fmt: skip
+        async with claims.claiming(claim, replace(claims.policy, claiming_us=0)) as holder:
+            holder.is_run_over = False
+            outcome = await holder.settled()
+            if not isinstance(outcome, ClaimHeld) or outcome.absent:
+                return
+            facts = {"model": load.model, "run_id": load.run_id.hex(), "term": claim.term}
+            self._report("run_taken_over", {**facts, "from": silent.coordinator})
+            run = AdoptedRun(self._parts, holder, held)
+            self.runs.append(run)
+            try:
+                ending = await run.serve()
+            finally:
+                self.runs.remove(run)
+            self._report("model_withdrawn", {"model": load.model, "run_id": load.run_id.hex(), **ending.fields()})
+        if holder.is_run_over:
+            await self._place_anew(load)
+
+    async def _place_anew(self, load: LoadStage) -> None:
+        model = await self._parts.store.find_by_digest(Digest(load.model_digest), load.model_bytes)
+        if model is None:
+            text = "its file is not on this peer: one that has it, or is started with --model, must place it anew"
+            self._report("waiting_for_peers", {"model": load.model, "message": text})
+            return
+        options = ServingOptions(None, load.context_tokens, load.lanes, WireDtype(load.wire_dtype))
+        await self._parts.serve_model(replace(model, name=load.model), options)
+
+
+class AdoptedRun:
+    """A run that another loaded, watched from here until it ends or is another's."""
+
+    def __init__(self, parts: SuccessionParts, holder: HeldClaim, held: HeldStage) -> None:
+        self._parts = parts
+        self._holder = holder
+        self._held = held
+        self._ending: RunEnding | None = None
+        self._over = trio.Event()
+        self._all_ready = trio.Event()
+        self._fingerprints: dict[int, str] = {}
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self._held.load.model
+
+    @property
+    def run(self) -> "AdoptedRun":
+        """Itself, as a coordinator shows its run."""
+        return self
+
+    @property
+    def run_id(self) -> bytes:
+        """The run's own, which stays."""
+        return self._held.load.run_id
+
+    @property
+    def phase(self) -> RunPhase:
+        """Where the run stands."""
+        return RunPhase.OVER if self._ending is not None else RunPhase.SERVING
+
+    def described_stages(self) -> list[dict[str, object]]:
+        """Peers and layer ranges, as plain values."""
+        return [{"peer_id": s.peer_id, "layers": [s.layer_start, s.layer_end]} for s in self._held.load.stages]
+
+    async def leave(self) -> None:
+        """The stage here ends with this node, and the run with it."""
+        self._end(RunEnding(ErrorCode.SHUTTING_DOWN, "its coordinator stops", None, True), is_over=True)
+
+    async def serve(self) -> RunEnding:
+        """Until a stage ends, or the claim does."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._publish)
+            for index in range(len(self._held.load.stages)):
+                nursery.start_soon(self._follow, index)
+            nursery.start_soon(self._follow_claim)
+            await self._over.wait()
+            nursery.cancel_scope.cancel()
+        assert self._ending is not None
+        return self._ending
+
+    def _end(self, ending: RunEnding, *, is_over: bool) -> None:
+        if self._ending is not None:
+            return
+        self._ending = ending
+        self._holder.is_run_over = is_over
+        if is_over:
+            self._parts.drivers.fail_run(self.run_id, PeerUnavailable(ending.code, f"{ending.text}; try again"))
+        self._over.set()
+
+    async def _publish(self) -> None:
+        """Once all stages were heard of: its coordinator may have died on the point of it."""
+        await self._all_ready.wait()
+        load = self._held.load
+        driver, fingerprint = load.stages[0], self._fingerprint()
+        try:
+            if driver.peer_id == self._parts.overlay.own_peer:
+                self._parts.drivers.publish(self.run_id, fingerprint)
+                return
+            stream = await self._parts.overlay.open_exchange(
+                PeerId(driver.peer_id), PublishRun(self.run_id, fingerprint), driver.addresses
+            )
+            try:
+                await stream.expect(Done, PUBLISH_TIMEOUT_S)
+            finally:
+                await stream.reset()
+        except P2PMeshError as error:
+            self._end(RunEnding(error.code, f"the model was not published: {error.message}", 0, True), is_over=True)
+
+    def _fingerprint(self) -> str:
+        load = self._held.load
+        ranges = [LayerRange(stage.layer_start, stage.layer_end) for stage in load.stages]
+        engines = [(layers, self._fingerprints[index]) for index, layers in enumerate(ranges)]
+        dtype = WireDtype(load.wire_dtype)
+        return run_fingerprint(engines, dtype.label, is_lossless=dtype is WireDtype.F32)
+
+    async def _follow_claim(self) -> None:
+        loss = await self._holder.lost()
+        self._end(RunEnding(loss.code, loss.text, None, True), is_over=False)
+
+    async def _follow(self, index: int) -> None:
+        entry = self._held.load.stages[index]
+
+        async def reported(status: StageStatus) -> None:
+            if status.state == StageState.READY:
+                self._fingerprints[index] = status.fingerprint
+            if len(self._fingerprints) == len(self._held.load.stages):
+                self._all_ready.set()
+
+        try:
+            if entry.peer_id == self._parts.overlay.own_peer:
+                await self._parts.stages.follow(self._held, reported)
+            else:
+                await self._follow_remote(PeerId(entry.peer_id), entry.addresses, reported)
+        except P2PMeshError as error:
+            if error.code is ErrorCode.PEER_LOST:
+                await trio.sleep(SYMPTOM_WAIT_S)
+            text = f"stage {index} on peer {entry.peer_id}: {error.message}"
+            self._end(RunEnding(error.code, text, index, True), is_over=True)
+
+    async def _follow_remote(self, peer: PeerId, addresses: tuple[str, ...], reported: ReportStatus) -> None:
+        claim = self._holder.claim
+        stream = await self._parts.overlay.open_exchange(
+            peer, FollowStage(claim.model, claim.run_id, claim.term), addresses
+        )
+        try:
+            await follow_statuses(stream, reported)
+        finally:
+            await stream.reset()

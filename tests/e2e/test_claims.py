@@ -1,0 +1,50 @@
+"""A coordinator that holds no stage is killed: nothing of what it placed depends on it."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import TINY
+from tests.e2e.peers import Event, NodeProcess, Peers, tokens_of
+
+PROMPT = "hello"
+LONG = 500
+TAKEN_OVER_S = 60.0
+
+
+def placed(peers: Peers, model: Path) -> tuple[NodeProcess, list[NodeProcess], Event]:
+    """A hub, a coordinator without memory, and the peers of its two stages in order."""
+    hub = peers.found("hub", "--max-memory", "0")
+    coordinator = peers.join("coordinator", hub.invite, "--model", str(model), "--split", "2", "--max-memory", "0")
+    nodes = [peers.join(f"peer-{n}", hub.invite, "--max-memory", "1GiB") for n in range(2)]
+    ready = coordinator.wait_for("pipeline_ready")
+    by_id = {node.peer_id: node for node in nodes}
+    stages = [by_id[stage["peer_id"]] for stage in ready["stages"]]
+    stages[0].wait_for("ready")
+    return coordinator, stages, ready
+
+
+def rest_of(chunks: Iterator[dict[str, Any]], seen: int) -> int:
+    return seen + sum(len(tokens_of(chunk)) for chunk in chunks)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_answers_go_on_without_their_coordinator_and_a_peer_takes_over(
+    peers: Peers, tiny_model: Path, number: signal.Signals
+) -> None:
+    coordinator, (first, _), ready = placed(peers, tiny_model)
+    undisturbed = first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    with first.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
+        seen = 0
+        while seen < 5:
+            seen += len(tokens_of(next(chunks)))
+        coordinator.send_signal(number)
+        coordinator.wait_ended()
+        assert rest_of(chunks, seen) == len(tokens_of(undisturbed))
+    taken = first.wait_for("run_taken_over", timeout_s=TAKEN_OVER_S)
+    assert (taken["run_id"], taken["from"], taken["term"]) == (ready["run_id"], coordinator.peer_id, 2)
+    assert len(tokens_of(first.complete(TINY, PROMPT, max_tokens=8, temperature=0))) == 8
+    assert not first.find("model_withdrawn")
