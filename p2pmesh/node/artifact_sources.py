@@ -52,20 +52,25 @@ class FileOrigin:
 
 
 class ArtifactSources:
-    """The search for other sources."""
+    """The search for other sources; ``is_searching`` False asks nobody, not even the records."""
 
-    def __init__(self, overlay: Overlay, may_exchange: MayExchange) -> None:
+    def __init__(self, overlay: Overlay, may_exchange: MayExchange, *, is_searching: bool) -> None:
         self._overlay = overlay
         self._may_exchange = may_exchange
+        self._is_searching = is_searching
         self.find_providers: FindProviders = _find_nobody
 
     async def holders_of(self, digest: Digest) -> tuple[Provider, ...]:
         """Peers that provide a file, of those that files are exchanged with."""
+        if not self._is_searching:
+            return ()
         found = await self.find_providers(digest)
         return tuple(one for one in found if one.peer != self._overlay.own_peer and self._may_exchange(one.peer))
 
     async def find(self, wanted: WantedFile, origin: FileOrigin, found: Found) -> None:
-        """Tells of each source as it is found; returns when the search is over."""
+        """Tells of each source as it is found; returns when the search is over, at once where nobody else is asked."""
+        if not self._is_searching:
+            return
 
         async def offer(peer: PeerId, addresses: tuple[str, ...]) -> None:
             if peer not in (self._overlay.own_peer, origin.peer) and self._may_exchange(peer):

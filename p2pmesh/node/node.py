@@ -83,7 +83,7 @@ class Node:
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
         self._resolved: dict[Digest, ModelFile] = {}
         self.artifacts.search_by(self.records.search_file)
-        self.artifacts.grants = Grants(self._is_granted, self._resolved.get)
+        self.artifacts.grants = Grants(self._is_granted, self._is_generating, self._resolved.get)
         self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
         self.coordinators: list[Coordinator] = []

@@ -107,6 +107,15 @@ async def test_a_file_that_is_here_is_not_fetched(autojump_clock: MockClock) -> 
         assert (await world.obtain()).fetched_bytes == 0
 
 
+async def test_what_is_given_waits_for_tokens(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(portion_s=0.0))
+        world.origin.node.artifacts.grants.is_busy = lambda: True
+        began = trio.current_time()
+        await world.obtain()
+        assert trio.current_time() - began >= len(DATA) / (9 * 1024 * KIB)
+
+
 async def test_two_who_want_the_same_file_fetch_it_once(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         world = await takers(mesh, holder())
