@@ -11,7 +11,6 @@ import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
-from p2pmesh.base.quantities import MIB
 from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
@@ -21,9 +20,8 @@ from p2pmesh.ports.models import ModelStore, StageArtifact
 from p2pmesh.wire.control import FileEntry, LoadStage, StageStatus
 
 FRAGMENTS_AT_ONCE = 3
-SPARE_FRAGMENT_BYTES = 64 * MIB
-MAX_FRAGMENT_SHARE = 4
-"""Fragments take as much as their stage, and an embedding beside it: what is far more is no help."""
+FRAGMENTS_COST_PERCENT = 110
+"""Of the stage's file: a middle stage needs no tokenizer, but the fragment that it shares with all others holds one."""
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]
 
@@ -57,7 +55,7 @@ class StageFetching:
         self, load: LoadStage, source: PeerId, report_status: ReportStatus
     ) -> tuple[StageArtifact, TransferCounts]:
         counts = TransferCounts()
-        if _is_worth_assembling(load):
+        if await self._is_worth_assembling(load):
             try:
                 artifact = await _Assembly(self._artifacts, self._store, load, source, report_status, counts).run()
             except (ConfigError, RemoteProtocolError) as error:
@@ -70,6 +68,18 @@ class StageFetching:
         counts.add(last)
         counts.sources.update({peer: counts.sources.get(peer, 0) + size for peer, size in last.sources.items()})
         return artifact, counts
+
+    async def _is_worth_assembling(self, load: LoadStage) -> bool:
+        """Whether what is missing of the fragments is no more than the stage's own file, or hardly."""
+        if len({entry.digest for entry in load.fragments}) < max(2, len(load.fragments)):
+            return False
+        missing_bytes = 0
+        for entry in load.fragments:
+            if await self._store.find_artifact(Digest(entry.digest)) is None:
+                missing_bytes += entry.size_bytes
+            else:
+                self._store.release(Digest(entry.digest))
+        return missing_bytes * 100 <= load.artifact_bytes * FRAGMENTS_COST_PERCENT
 
     async def _fetch_whole(
         self, load: LoadStage, source: PeerId, report_status: ReportStatus
@@ -171,15 +181,6 @@ class _Assembly:
             self.counts.resumed_bytes += entry.size_bytes
         for peer, size_bytes in counts.sources.items():
             self.counts.sources[peer] = self.counts.sources.get(peer, 0) + size_bytes
-
-
-def _is_worth_assembling(load: LoadStage) -> bool:
-    fragments = load.fragments
-    if len(fragments) < 2 or len({entry.digest for entry in fragments}) < len(fragments):
-        return False
-    return (
-        sum(entry.size_bytes for entry in fragments) <= MAX_FRAGMENT_SHARE * load.artifact_bytes + SPARE_FRAGMENT_BYTES
-    )
 
 
 def _downloading(load: LoadStage, done_bytes: int, total_bytes: int) -> StageStatus:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.owner_keystore import OwnerKey
 from p2pmesh.base.errors import ConfigError, ErrorCode
@@ -133,6 +134,17 @@ async def test_a_package_whose_signature_is_of_another_is_not_served(tmp_path: P
     change_manifest(package, lambda fields: fields.update(model_id="another"))
     with pytest.raises(ConfigError) as caught:
         await store_at(tmp_path / "home").resolve(str(package))
+    assert caught.value.code is ErrorCode.PACKAGE_INVALID
+
+
+def test_a_package_is_checked_before_any_loop_runs(package: Path, tmp_path: Path) -> None:
+    store = store_at(tmp_path / "home")
+    named = store.find(str(package))
+    assert isinstance(named, NamedModel)
+    store.check(named)
+    damage(package / "shared" / "metadata.gguf")
+    with pytest.raises(ConfigError) as caught:
+        store_at(tmp_path / "other").check(named)
     assert caught.value.code is ErrorCode.PACKAGE_INVALID
 
 

@@ -17,6 +17,7 @@ from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.node import Node
 from p2pmesh.node.transfer import TransferCounts
+from p2pmesh.ports.models import ModelFile
 from p2pmesh.ports.network import Provider
 from p2pmesh.wire.announcement import HeldModel
 from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
@@ -452,12 +453,19 @@ async def test_a_full_disk_is_said_so(autojump_clock: MockClock) -> None:
 # --- fragments
 
 
+def package_store(*models: ModelFile) -> FakeModelStore:
+    """Of a node that has the model as a package, or assembles stages of it, which are as long as their fragments."""
+    store = FakeModelStore(*models)
+    store.is_packaged = bool(models)
+    store.stage_repeats = 40_000
+    return store
+
+
 async def packaged(mesh: Mesh, joiners: int, mode: ArtifactTransfer = ArtifactTransfer.OPEN) -> list[MeshNode]:
     """A driver whose model is a layer package, served in two stages, and joiners."""
     settings = {"artifact_transfer": mode}
-    driver = await mesh.found("driver", store=FakeModelStore(MODEL), settings=settings)
-    driver.store.is_packaged = True
-    others = [await mesh.join(f"joiner-{n}", driver, settings=settings) for n in range(joiners)]
+    driver = await mesh.found("driver", store=package_store(MODEL), settings=settings)
+    others = [await mesh.join(f"joiner-{n}", driver, store=package_store(), settings=settings) for n in range(joiners)]
     mesh.serve(driver, MODEL, stage_count=2)
     await driver.wait_told("pipeline_ready")
     return [driver, *others]
@@ -495,9 +503,8 @@ async def test_fragments_that_are_here_are_not_fetched_again(autojump_clock: Moc
 
 async def test_fragments_come_from_others_too_and_from_different_ones_at_once(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
-        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
-        driver.store.is_packaged = True
-        joiner = await mesh.join("joiner", driver)
+        driver = await mesh.found("driver", store=package_store(MODEL))
+        joiner = await mesh.join("joiner", driver, store=package_store())
         other = await mesh.join("other", driver, memory_bytes=0)
         other.store.is_packaged = True
         await other.store.fragments_of(MODEL, LayerRange(0, 6))
@@ -514,11 +521,21 @@ async def test_fragments_come_from_others_too_and_from_different_ones_at_once(au
 async def test_fragments_that_make_nothing_are_no_end(autojump_clock: MockClock) -> None:
     """The stage's own file is fetched instead."""
     async with open_mesh() as mesh:
-        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
-        driver.store.is_packaged = True
-        joiner = await mesh.join("joiner", driver)
+        driver = await mesh.found("driver", store=package_store(MODEL))
+        joiner = await mesh.join("joiner", driver, store=package_store())
         joiner.store.assembling = ConfigError(ErrorCode.PACKAGE_INVALID, "no package")
         mesh.serve(driver, MODEL, stage_count=2)
         await driver.wait_told("pipeline_ready")
         assert joiner.engine.spec.artifact_digest in joiner.store.files
         assert joiner.store.holds.total() == 1
+
+
+async def test_fragments_that_are_much_more_than_the_stage_are_not_fetched(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=package_store(MODEL))
+        joiner = await mesh.join("joiner", driver, store=package_store())
+        for node in (driver, joiner):
+            node.store.stage_repeats = 10_000
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert list(joiner.store.files) == [joiner.engine.spec.artifact_digest]
