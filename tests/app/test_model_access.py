@@ -12,6 +12,7 @@ from p2pmesh.app.model_commands import ModelsOptions, list_models, show_model
 from p2pmesh.app.model_upkeep import prune
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from tests.fakes.hub_server import COMMIT, OTHER_COMMIT, FakeHub, serving_hub
+from tests.fakes.packages import package_of
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 MODEL = tiny_llama(TinyShape(layers=2))
@@ -123,3 +124,15 @@ def test_where_a_model_fits_counts_the_running_nodes_peers(home: Path, monkeypat
         ("this node", False, 0), ("kitchen", True, 2), ("y", False, 0),
     ]  # fmt: skip
     assert fits["is_enough_together"]
+
+
+def test_the_head_of_a_file_is_checked_before_anything_runs_and_a_package_is_left_to_its_loading(tmp_path: Path) -> None:
+    access = open_access(tmp_path / "home", is_offline=True)
+    model, junk = tmp_path / "m.gguf", tmp_path / "junk.gguf"
+    model.write_bytes(tiny_llama())
+    junk.write_bytes(b"junk" * 100)
+    package = package_of(tiny_llama(), tmp_path / "package", name="tiny")
+    access.check([str(model), str(package)])
+    with pytest.raises(ConfigError) as raised:
+        access.check([str(junk)])
+    assert raised.value.code is ErrorCode.GGUF_NOT_GGUF
