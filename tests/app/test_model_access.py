@@ -126,7 +126,7 @@ def test_where_a_model_fits_counts_the_running_nodes_peers(home: Path, monkeypat
     assert fits["is_enough_together"]
 
 
-def test_the_head_of_a_file_is_checked_before_anything_runs_and_a_package_is_left_to_its_loading(tmp_path: Path) -> None:
+def test_the_head_of_a_file_is_checked_before_anything_runs(tmp_path: Path) -> None:
     access = open_access(tmp_path / "home", is_offline=True)
     model, junk = tmp_path / "m.gguf", tmp_path / "junk.gguf"
     model.write_bytes(tiny_llama())
