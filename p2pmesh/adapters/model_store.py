@@ -56,7 +56,7 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, is_digest
 from p2pmesh.base.quantities import GIB, KIB, format_size
-from p2pmesh.model.cost import sequence_bytes
+from p2pmesh.model.cost import decode_reads, sequence_bytes
 from p2pmesh.model.families import check_model
 from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
@@ -291,6 +291,10 @@ class DiskModelStore:
     def release(self, digest: Digest) -> None:
         """Gives back one hold; without any left the quota may take the file."""
         self._holds.drop(digest)
+
+    async def stage_read_bytes(self, artifact: StageArtifact, *, is_last: bool) -> int:
+        """See ``ports.models``."""
+        return await self._run(lambda: _stage_read_bytes(Path(artifact.path), is_last=is_last))
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         """The file's tensors, and what its own layers keep of all sequences."""
@@ -692,13 +696,23 @@ def _checkpoint() -> None:
 
 
 def _stage_memory_bytes(path: Path, context_tokens: int, lanes: int) -> int:
+    def needed(index: GgufIndex) -> int:
+        return sum(tensor.size_bytes for tensor in index.tensors) + sequence_bytes(index, context_tokens, lanes)
+
+    return _of_stage_file(path, needed)
+
+
+def _stage_read_bytes(path: Path, *, is_last: bool) -> int:
+    layers, output = _of_stage_file(path, decode_reads)
+    return sum(layers) + output * is_last
+
+
+def _of_stage_file(path: Path, compute: Callable[[GgufIndex], _T]) -> _T:
     with open_model(path) as source:
         try:
-            index = read_index(source)
-            kept = sequence_bytes(index, context_tokens, lanes)
+            return compute(read_index(source))
         except RemoteProtocolError as error:
             raise ConfigError(error.code, f"a stage file cannot be used: {error.message}") from error
-    return sum(tensor.size_bytes for tensor in index.tensors) + kept
 
 
 def _read_model(source: files.OpenSource) -> GgufIndex:

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -37,7 +37,10 @@ _EVENT = b"data: {"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. Rates are medians; ``ratio`` is the median of ratios to the plain loop beside it."""
+    """One line of the table. Rates are medians; ``ratio`` is the median of ratios to the plain loop beside it.
+
+    ``predicted_tpot_ms`` is what the placement said that a token takes, None where there is no placement.
+    """
 
     name: str
     tokens_per_s: float
@@ -45,6 +48,12 @@ class Row:
     ratio: float
     lowest_ratio: float
     highest_ratio: float
+    predicted_tpot_ms: float | None = None
+
+    @property
+    def measured_tpot_ms(self) -> float:
+        """Milliseconds a token."""
+        return 1000 / self.tokens_per_s
 
 
 def run_decode(options: BenchDecodeOptions, out: TextIO) -> int:
@@ -53,7 +62,8 @@ def run_decode(options: BenchDecodeOptions, out: TextIO) -> int:
         bench = _DecodeBench(options, Path(scratch))
         if not options.is_json:
             _write(out, f"{bench.model.name}, {options.prompt_tokens} prompt tokens, {options.decode_tokens} decoded")
-            _write(out, f"{'':24}{'tok/s':>8}{'plain tok/s':>14}{'ratio':>8}{'lowest':>9}{'highest':>9}")
+            heads = f"{'tok/s':>8}{'plain tok/s':>14}{'ratio':>8}{'lowest':>9}{'highest':>9}{'ms':>8}{'predicted':>11}"
+            _write(out, 24 * " " + heads)
         show = (lambda _: None) if options.is_json else (lambda row: _write(out, _line_of(row)))
         rows = trio.run(bench.rows, show)
     if options.is_json:
@@ -70,6 +80,7 @@ def _line_of(row: Row) -> str:
     return (
         f"{row.name:24}{row.tokens_per_s:8.1f}{row.plain_tokens_per_s:14.1f}"
         f"{row.ratio:8.2f}{row.lowest_ratio:9.2f}{row.highest_ratio:9.2f}"
+        f"{row.measured_tpot_ms:8.1f}{'' if row.predicted_tpot_ms is None else f'{row.predicted_tpot_ms:.1f}':>11}"
     )
 
 
@@ -89,8 +100,9 @@ class _DecodeBench:
         """The table's rows, in order; each is shown as soon as it is measured."""
         rows: list[Row] = []
 
-        async def add(name: str, measure: Callable[[], Awaitable[float]]) -> None:
-            rows.append(await self._compare(name, measure))
+        async def add(name: str, measure: Callable[[], Awaitable[float]], predicted_us: int | None = None) -> None:
+            row = await self._compare(name, measure)
+            rows.append(row if predicted_us is None else replace(row, predicted_tpot_ms=predicted_us / 1000))
             show(rows[-1])
 
         await add("plain loop, again", self._plain)
@@ -104,9 +116,9 @@ class _DecodeBench:
             await add("one engine", measure)
         for peers in self._options.peers:
             async with open_nodes(self._scratch, self._engine_cache) as nodes:
-                api_url = await self._start_peers(nodes, peers)
+                api_url, predicted_us = await self._start_peers(nodes, peers)
                 name = f"{peers} peer{'s' if peers > 1 else ''} over libp2p"
-                await add(name, partial(self._measure_api, api_url))
+                await add(name, partial(self._measure_api, api_url), predicted_us)
         return tuple(rows)
 
     async def _compare(self, name: str, measure: Callable[[], Awaitable[float]]) -> Row:
@@ -138,15 +150,17 @@ class _DecodeBench:
         return await trio.to_thread.run_sync(self._read_stream, api_url, abandon_on_cancel=True)  # type: ignore[call-arg]
 
     # --- peers -----------------------------------------------------------------
-    async def _start_peers(self, nodes: BenchNodes, peers: int) -> str:
-        """Starts a founder that coordinates and ``peers - 1`` joiners; the founder's API URL once all is ready."""
+    async def _start_peers(self, nodes: BenchNodes, peers: int) -> tuple[str, int]:
+        """Starts a founder that coordinates and ``peers - 1`` joiners; once all is ready the founder's API URL, and the
+        microseconds that it predicts for a token.
+        """
         founder = await nodes.start("founder", "--model", self.model.path, "--split", str(peers))
         url = (await founder.wait_for("listening"))["api_url"]
         invite = str((await founder.wait_for("invite"))["invite"])
         for number in range(1, peers):
             await nodes.start(f"joiner{number}", "--join", invite)
-        await founder.wait_for("pipeline_ready")
-        return str(url)
+        ready = await founder.wait_for("pipeline_ready")
+        return str(url), int(ready["predicted_tpot_us"])
 
     def _read_stream(self, api_url: str) -> float:
         """Tokens per second between the first and the last token of a stream."""

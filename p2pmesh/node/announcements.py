@@ -77,6 +77,7 @@ class OwnLoad:
     lanes: int = 0
     lanes_free: int = 0
     decode_tokens_per_s_milli: int = 0
+    decode_bytes_per_s: int = 0
 
 
 class AnnouncementBoard:
@@ -235,6 +236,7 @@ class AnnouncementBoard:
             lanes=load.lanes,
             lanes_free=load.lanes_free,
             decode_tokens_per_s_milli=load.decode_tokens_per_s_milli,
+            decode_bytes_per_s=load.decode_bytes_per_s,
         )
         own = self.own()
         said = replace(own, addresses=tuple(address.removesuffix(f"/p2p/{own.peer_id}") for address in own.addresses))

@@ -54,6 +54,7 @@ class Candidates:
                 trust.rank(a),
                 has_model=any(held.digest == digest for held in a.on_disk),
                 is_behind_nat=is_behind_nat(a),
+                decode_bytes_per_s=a.decode_bytes_per_s,
             )
             for a in trusted
             if PeerId(a.peer_id) not in out

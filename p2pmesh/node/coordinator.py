@@ -7,7 +7,8 @@ stages of this node are held as those of any other peer, only without a stream i
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +21,9 @@ from p2pmesh.core import coordination
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.planning.bytes import planning_model
-from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, PlannedStage
+from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, PlannedStage, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
+from p2pmesh.core.planning.pricing import Prices
 from p2pmesh.core.planning.request import PlanningModel, PlanningPeer, PlanRequest
 from p2pmesh.core.wire_certificate import WireClearance
 from p2pmesh.model.families import check_range, permitted_cuts
@@ -146,6 +148,7 @@ class Coordinator:
             if not self._is_claimed(outcome):
                 return None
             run = self.run = Run(self._parts, self._model, self._options, placement, self._report, held)
+            run.estimate = partial(self._estimate, placement)
             ending = await run.serve()
             self.run = None
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run_id.hex(), **ending.fields()})
@@ -208,9 +211,14 @@ class Coordinator:
                 return planned
         return plan_placement(self._request())
 
+    def _estimate(self, placement: Placement) -> StepEstimate:
+        """Of a placement that stands, by what is known of links and speeds now."""
+        return Prices(self._request()).estimate(placement.stages)
+
     def _request(self, *, with_failed: bool = True) -> PlanRequest:
         own_peer = self._parts.overlay.own_peer
-        own = PlanningPeer(own_peer, self._parts.stages.free_bytes, has_model=True)
+        stages = self._parts.stages
+        own = PlanningPeer(own_peer, stages.free_bytes, has_model=True, decode_bytes_per_s=stages.decode_bytes_per_s)
         peers = (own, *self._candidates.admitted(self._model.digest, with_failed=with_failed))
         links = self._parts.links.matrix()
         return PlanRequest(self._planning_model, peers, own_peer, self._options.stage_count, links)
@@ -246,11 +254,22 @@ class Run:
         self._given: set[Digest] = set()
         """Fragments that the peers of the placement may fetch, besides the stages that are cut from them."""
         self._fingerprints: dict[int, str] = {}
+        self._decode_us: dict[int, int] = {}
+        self.estimate: Callable[[], StepEstimate] = lambda: placement.estimate
+        """What a token takes by what is known now."""
 
     @property
     def phase(self) -> coordination.RunPhase:
         """Where the run stands."""
         return self._machine.phase
+
+    @property
+    def predicted_tpot_us(self) -> int:
+        """What a token is predicted to take, by what the engines of its stages measured at load, where all did."""
+        estimate = self.estimate()
+        if len(self._decode_us) == len(self.placement.stages):
+            estimate = replace(estimate, compute_us=sum(self._decode_us.values()))
+        return estimate.tpot_us
 
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges, as plain values."""
@@ -295,9 +314,8 @@ class Run:
                 stages = [
                     {"peer_id": s.peer_id, "layers": [s.layers.start, s.layers.end]} for s in self.placement.stages
                 ]
-                self._report(
-                    "pipeline_ready", {"model": self._model.name, "run_id": self.run_id.hex(), "stages": stages}
-                )
+                facts = {"model": self._model.name, "run_id": self.run_id.hex(), "stages": stages}
+                self._report("pipeline_ready", facts | {"predicted_tpot_us": self.predicted_tpot_us})
             case coordination.EndRun(code, text, index):
                 self._parts.drivers.fail_run(self.run_id, PeerUnavailable(code, f"{text}; try again"))
                 self._ending = RunEnding(code, text, index, self._had_served)
@@ -310,6 +328,8 @@ class Run:
         async def reported(status: StageStatus) -> None:
             if status.fingerprint:
                 self._fingerprints[index] = status.fingerprint
+            if status.decode_us:
+                self._decode_us[index] = status.decode_us
             await self._runner.put(coordination.StageReported(index, _state_of(status)))
 
         try:

@@ -47,6 +47,7 @@ class Links:
 
     def matrix(self) -> links.LinkMatrix:
         """What is known of the link between any two peers: ours as measured, the others' as both ends announce them."""
+        self._sample_newcomers()
         own = ((peer, links.PairLink(e.rtt_us, e.throughput_bytes_per_s, e.is_relayed)) for peer, e in self.estimates())
         others = self._overlay.board.others()
         peers = {peer_hash_of(peer): peer for peer in (self._overlay.own_peer, *(PeerId(o.peer_id) for o in others))}
@@ -73,16 +74,27 @@ class Links:
                 await trio.sleep(SAMPLE_EVERY_S)
 
     def _sample(self) -> None:
-        network, now = self._ports.network, self._ports.clock.now()
+        now = self._ports.clock.now()
         admitted = frozenset(self._overlay.admitted_peers())
         for peer in sorted(self._measured - admitted):
             self._machine.handle(links.ConnectionLost(peer), now)
         self._measured = admitted
         for peer in sorted(admitted):
-            round_trip_s, path = network.round_trip_s(peer), network.path_of(peer)
-            if round_trip_s is not None and path is not None:
-                rtt_us = max(1, round(round_trip_s * MICROS_PER_SECOND))
-                self._machine.handle(links.RoundTripMeasured(peer, rtt_us, path is PathKind.RELAYED), now)
+            self._sample_peer(peer)
+
+    def _sample_newcomers(self) -> None:
+        """A plan that is made just after a peer joined need not wait for the next round to know how far it is."""
+        now = self._ports.clock.now()
+        for peer in sorted(self._overlay.admitted_peers()):
+            if self._machine.estimate(peer, now) is None:
+                self._sample_peer(peer)
+
+    def _sample_peer(self, peer: PeerId) -> None:
+        round_trip_s, path = self._ports.network.round_trip_s(peer), self._ports.network.path_of(peer)
+        if round_trip_s is not None and path is not None:
+            rtt_us = max(1, round(round_trip_s * MICROS_PER_SECOND))
+            relayed = path is PathKind.RELAYED
+            self._machine.handle(links.RoundTripMeasured(peer, rtt_us, relayed), self._ports.clock.now())
 
     def _shared(self) -> tuple[Link, ...]:
         estimates = self.estimates()

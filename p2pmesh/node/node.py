@@ -183,13 +183,13 @@ class Node:
         return any(run is not None and run.gives(digest, peer) for run in runs)
 
     def _read_load(self) -> OwnLoad:
-        """Lanes of the runs that are driven here, and the speed of the fastest."""
+        """Lanes of the runs that are driven here, the speed of the fastest, and that of our engines."""
         driven = [driver for driver in self.drivers.all() if driver.is_published]
         lanes = sum(driver.load.lanes for driver in driven)
         busy = sum(min(driver.load.lanes, driver.active_sequences) for driver in driven)
         steps_us = [driver.step_us for driver in driven if driver.step_us]
         speed_milli = 1000 * MICROS_PER_SECOND // min(steps_us) if steps_us else 0
-        return OwnLoad(lanes, lanes - busy, speed_milli)
+        return OwnLoad(lanes, lanes - busy, speed_milli, self.stages.decode_bytes_per_s)
 
     def _announce_models(self) -> None:
         """What is published here, in the announcement; the newest run of a name."""
@@ -227,7 +227,7 @@ class Node:
 
     def peers(self) -> dict[str, Any]:
         """What a plan is made from."""
-        return describe_peers(self.overlay, self.stages.free_bytes, self.links.matrix())
+        return describe_peers(self.overlay, self.stages, self.links.matrix())
 
     def change_trust(self, trust: TrustStore) -> None:
         """The operator trusts differently from now on."""

@@ -5,21 +5,23 @@ that it can be kept as a file.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.links import LinkMatrix
 from p2pmesh.node.candidates import is_behind_nat
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.stages import Stages
 from p2pmesh.wire.announcement import Announcement
 
 
-def describe_peers(overlay: Overlay, free_bytes: int, links: LinkMatrix) -> dict[str, Any]:
-    """``free_bytes`` are what this node offers now; it stands among the peers, and is their ``coordinator``."""
-    own = overlay.board.own()
+def describe_peers(overlay: Overlay, stages: Stages, links: LinkMatrix) -> dict[str, Any]:
+    """``stages`` are this node's, which say what it offers now. It stands among the peers, as their ``coordinator``."""
+    own = replace(overlay.board.own(), free_bytes=stages.free_bytes, decode_bytes_per_s=stages.decode_bytes_per_s)
     others = overlay.trust.admitted(overlay.board.others())
-    peers = [_describe(own, free_bytes, 0)]
-    peers += [_describe(one, one.free_bytes, overlay.trust.rank(one)) for one in others]
+    peers = [_describe(own, 0)]
+    peers += [_describe(one, overlay.trust.rank(one)) for one in others]
     return {
         "coordinator": overlay.own_peer,
         "peers": peers,
@@ -27,11 +29,12 @@ def describe_peers(overlay: Overlay, free_bytes: int, links: LinkMatrix) -> dict
     }
 
 
-def _describe(peer: Announcement, free_bytes: int, rank: int) -> dict[str, Any]:
+def _describe(peer: Announcement, rank: int) -> dict[str, Any]:
     return {
         "name": peer.peer_id,
         "label": peer.name or peer.peer_id,
-        "memory": max(0, free_bytes),
+        "memory": peer.free_bytes,
+        "decode_bytes_per_s": peer.decode_bytes_per_s,
         "on_disk": [held.digest for held in peer.on_disk],
         "behind_nat": is_behind_nat(peer),
         "rank": rank,

@@ -14,7 +14,8 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
-from p2pmesh.base.quantities import format_size
+from p2pmesh.base.limits import MAX_DECODE_BYTES_PER_S
+from p2pmesh.base.quantities import MICROS_PER_SECOND, format_size
 from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifacts import Artifacts
 from p2pmesh.node.changes import Changes
@@ -28,7 +29,7 @@ from p2pmesh.node.run_table import MAX_RUNS, RunTable
 from p2pmesh.node.stage_fetching import StageFetching
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.transfer import TransferCounts
-from p2pmesh.ports.engine import EngineLauncher, EngineSpec
+from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
 from p2pmesh.wire.control import FollowStage, LoadStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
@@ -111,6 +112,9 @@ class Stages:
         self._nursery: trio.Nursery | None = None
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
+        self.decode_bytes_per_s = 0
+        """Weights that an engine here reads in a second of decoding, as measured at a load; 0 before."""
+        self._measured_read_bytes = 0
         overlay.serve_exchange(LoadStage, self._serve_load)
         overlay.serve_exchange(FollowStage, self._serve_follow)
 
@@ -215,6 +219,7 @@ class Stages:
 
     async def _run(self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus) -> None:
         async with self._parts.launcher.launch(_spec_of(load, artifact)) as engine:
+            await self._note_speed(artifact, load, engine.facts.decode_us)
             driver = await self._parts.drivers.prepare(load, engine)
             run = StageRun(load, engine, self._overlay, driver.deliver if driver else _drop, self._report)
 
@@ -225,7 +230,7 @@ class Stages:
                 self._report(
                     "stage_ready", _stage_fields(load) | {"exact_width": facts.exact_width, "notes": facts.notes}
                 )
-                await report_status(_status(load, StageState.READY, facts.fingerprint, facts.exact_width))
+                await report_status(_ready_status(load, facts))
 
             cause: P2PMeshError = Refused(ErrorCode.MODEL_NOT_READY, "the stage was stopped; try again")
             self._parts.table.add(run)
@@ -260,6 +265,17 @@ class Stages:
         artifact, counts = await self._fetching.fetch(load, source, report_status)
         self._report("stage_fetched", _stage_fields(load) | _cost_of(counts))
         return artifact
+
+    async def _note_speed(self, artifact: StageArtifact, load: LoadStage, decode_us: int) -> None:
+        """What a stage's engine took says how fast this peer is; the stage that read most says it best."""
+        if decode_us == 0:
+            return
+        is_last = load.index == len(load.stages) - 1
+        read_bytes = await self._parts.store.stage_read_bytes(artifact, is_last=is_last)
+        if read_bytes < self._measured_read_bytes:
+            return
+        self._measured_read_bytes = read_bytes
+        self.decode_bytes_per_s = min(MAX_DECODE_BYTES_PER_S, read_bytes * MICROS_PER_SECOND // decode_us)
 
     @asynccontextmanager
     async def _reserve(self, needed_bytes: int) -> AsyncIterator[None]:
@@ -334,8 +350,18 @@ def _spec_of(load: LoadStage, artifact: StageArtifact) -> EngineSpec:
     )
 
 
-def _status(load: LoadStage, state: StageState, fingerprint: str = "", exact_width: int = 0) -> StageStatus:
-    return StageStatus(load.run_id, state.value, fingerprint=fingerprint, exact_width=exact_width)
+def _status(load: LoadStage, state: StageState) -> StageStatus:
+    return StageStatus(load.run_id, state.value)
+
+
+def _ready_status(load: LoadStage, facts: EngineFacts) -> StageStatus:
+    return StageStatus(
+        load.run_id,
+        StageState.READY.value,
+        fingerprint=facts.fingerprint,
+        exact_width=facts.exact_width,
+        decode_us=facts.decode_us,
+    )
 
 
 def _cost_of(counts: TransferCounts) -> dict[str, object]:

@@ -29,6 +29,10 @@ class CoordinatedRun(Protocol):
     def phase(self) -> RunPhase:
         """Where it stands."""
 
+    @property
+    def predicted_tpot_us(self) -> int | None:
+        """What a token is predicted to take; None where that is not known."""
+
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges."""
 
@@ -161,4 +165,5 @@ def _describe_placement(coordinator: ModelCoordinator) -> dict[str, Any]:
     described: dict[str, Any] = {"model": coordinator.model_name, "phase": "waiting", "stages": []}
     if run is not None:
         described |= {"phase": run.phase.value, "run_id": run.run_id.hex(), "stages": run.described_stages()}
+        described["predicted_tpot_us"] = run.predicted_tpot_us
     return described

@@ -134,6 +134,11 @@ class AdoptedRun:
         """Where the run stands."""
         return RunPhase.OVER if self._ending is not None else RunPhase.SERVING
 
+    @property
+    def predicted_tpot_us(self) -> int | None:
+        """What its stages measured was told to the coordinator before."""
+        return None
+
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges, as plain values."""
         return [{"peer_id": s.peer_id, "layers": [s.layer_start, s.layer_end]} for s in self._held.load.stages]

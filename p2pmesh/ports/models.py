@@ -89,6 +89,9 @@ class ModelStore(Protocol):
     def release(self, digest: Digest) -> None:
         """Gives back one hold; without any left the quota may take the file."""
 
+    async def stage_read_bytes(self, artifact: StageArtifact, *, is_last: bool) -> int:
+        """Weights that a decoded token reads of a stage file, the output head only at the last stage."""
+
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         """Bytes of weights and KV cache that loading this file takes at the least; raises if it is no GGUF."""
 

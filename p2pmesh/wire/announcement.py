@@ -14,6 +14,7 @@ from p2pmesh.base.limits import (
     MAX_ANNOUNCED_MODELS,
     MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENT_BYTES,
+    MAX_DECODE_BYTES_PER_S,
     MAX_LANES,
     MAX_LINK_BYTES_PER_S,
     MAX_LINK_RTT_US,
@@ -140,6 +141,8 @@ class Announcement:
     ownership: bytes = declared(Bytes(0, MAX_OWNERSHIP_CLAIM_BYTES), b"")
     passes: tuple[bytes, ...] = declared(ListOf(Bytes(1, MAX_PASS_BYTES), MAX_PASSES), ())
     """The speaker's chain, its own pass first; empty at the founder, and before a pass was granted."""
+    decode_bytes_per_s: int = declared(Integer(0, MAX_DECODE_BYTES_PER_S), 0)
+    """Weights that its engines read in a second of decoding, measured; 0: not yet."""
 
     @property
     def freshness(self) -> tuple[int, int]:

@@ -23,6 +23,8 @@ TEXT_TOKENS = 256
 END_TOKEN = 256
 BEGINNING_TOKEN = 257
 VOCABULARY = 258
+DECODE_US = 1000
+"""What a fake engine says that a row takes it."""
 _ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
 
 Key = tuple[bytes, int]
@@ -58,7 +60,8 @@ class FakeEngine:
         """A prompt that no engine survives."""
         self.taken: list[StageFrame] = []
         self.facts = EngineFacts(
-            HIDDEN_SIZE, 8, fingerprint, 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}),
+            HIDDEN_SIZE, 8, fingerprint, 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}), (),
+            DECODE_US,
         )  # fmt: skip
         self._sequences: dict[Key, _Sequence] = {}
         self._waiting: list[StageFrame] | None = None

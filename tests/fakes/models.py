@@ -100,6 +100,9 @@ class FakeModelStore:
         self.holds[digest] -= 1
         self.released.append(digest)
 
+    async def stage_read_bytes(self, artifact: StageArtifact, *, is_last: bool) -> int:
+        return artifact.size_bytes
+
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         return self.stage_memory if self.stage_memory is not None else artifact.size_bytes
 

@@ -2,12 +2,14 @@
 
 import json
 
+import trio
 from trio.testing import MockClock
 
 from p2pmesh.app.peers_file import decode_peers
 from p2pmesh.core.planning.outcome import Placement
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.request import PlanningModel, PlanRequest, ShapeBytes
+from tests.fakes.engine import DECODE_US
 from tests.fakes.mesh import open_mesh
 from tests.fakes.models import FakeModelStore, fake_model
 
@@ -19,13 +21,18 @@ async def test_a_plan_can_be_made_from_what_a_running_node_tells(autojump_clock:
         founder = await mesh.found("founder", store=FakeModelStore(MODEL))
         joiner = await mesh.join("joiner", founder)
         mesh.serve(founder, MODEL, stage_count=2)
-        await founder.wait_told("pipeline_ready")
+        ready = await founder.wait_told("pipeline_ready")
+        [placement] = founder.node.status()["placements"]
+        assert placement["predicted_tpot_us"] == ready["predicted_tpot_us"]
+        assert ready["predicted_tpot_us"] >= 2 * DECODE_US
+        await trio.sleep(60)  # until the speed was announced
         told = founder.node.peers()
         known = decode_peers(json.loads(json.dumps(told)), "the node")
         assert known.coordinator == founder.peer
         assert [peer.peer_id for peer in known.peers] == [founder.peer, joiner.peer]
         assert known.labels[joiner.peer] == "joiner"
         assert [peer.has_model for peer in known.having(MODEL.digest)] == [True, False]
+        assert [peer.decode_bytes_per_s > 0 for peer in known.peers] == [True, True]
         free = [peer.free_bytes for peer in known.peers]
         assert free[0] == founder.node.stages.free_bytes
         model = PlanningModel((ShapeBytes((min(free) // 3,) * 4),), (1, 2, 3))

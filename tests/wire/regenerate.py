@@ -64,7 +64,7 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         said, models=(SERVED,), expires_unix_ms=ISSUED_MS + announcement.life_ms(160_000), interval_ms=160_000,
         shard_depth=2, is_dht_server=True, engine="llama.cpp cpu", lanes=4, lanes_free=3,
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
-        passes=(FOUNDERS_PASS,),
+        passes=(FOUNDERS_PASS,), decode_bytes_per_s=6_400_000_000,
     )  # fmt: skip
 
 
@@ -295,6 +295,7 @@ def announcements() -> Case:
         "more lanes than there can be": {"lanes": 4097},
         "negative lanes_free": {"lanes_free": -1},
         "speed as a float": {"decode_tokens_per_s_milli": 12.5},
+        "bytes read beyond the limit": {"decode_bytes_per_s": 2**48 + 1},
         "17 wanted models": {"wanted": ["m"] * 17},
         "33 files": {"on_disk": [list(to_map(HELD).values())] * 33},
         "file without a digest": {"on_disk": [["m"]]},
@@ -380,7 +381,7 @@ def control_messages() -> list[tuple[str, Any]]:
                            (control.FileEntry("01" * 32, 9000, "02" * 32),
                             control.FileEntry("03" * 32, 2_000_000, "04" * 32)))),
         ("stage_status", control.StageStatus(RUN_ID, "downloading", 1_048_576, 72_000_000)),
-        ("stage_status ready", control.StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8)),
+        ("stage_status ready", control.StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8, 15_600)),
         ("claim_run", control.ClaimRun(DIGEST, RUN_ID, 7, 15_000, (FOUNDER.peer_id, JOINER.peer_id), False)),
         ("claim_run that serves", control.ClaimRun(DIGEST, RUN_ID, 2**53 - 1, 60_000, (JOINER.peer_id,), True)),
         ("claim_granted", control.ClaimGranted(7)),
@@ -549,6 +550,7 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("stage_status", {
         "stage_status with a state as number": {"state": 3},
         "stage_status with negative progress": {"done_bytes": -1},
+        "stage_status of a call that took longer than an hour": {"decode_us": 2**32 + 1},
     }),
     ("probe_result", {
         "probe_result with a negative token": {"token": -1},

@@ -18,6 +18,7 @@ from typing import Any
 from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import KV_TYPE, LoadedStage, LoadOptions, describe_build
 from p2pmesh.adapters.llama.channel import Channel, encode_result
+from p2pmesh.adapters.llama.pace import measure_decode_us
 from p2pmesh.adapters.llama.steps import SingleRow, StageShape, Stepper, Widths
 from p2pmesh.adapters.llama.vocabulary import Vocabulary
 from p2pmesh.adapters.llama.width import load_widths, measure_widths, store_widths
@@ -108,6 +109,7 @@ class LoadedEngine:
         )  # fmt: skip
         self._fingerprint = fingerprint(fields["threads"], fields["use_extra_buffers"], fields["gpu_layers"])
         widths = self._widths(stage, shape)
+        decode_us = measure_decode_us(stage, shape, widths)
         self.stepper = Stepper(stage, shape, widths)
         self.batcher = Batcher(BatchingPolicy(widths.exact_width))
         self.facts = {
@@ -115,6 +117,7 @@ class LoadedEngine:
             "exact_width": widths.exact_width,
             "fingerprint": self._fingerprint,
             "kv_bytes": cache_bytes(),
+            "decode_us": decode_us,
             "vocabulary_size": stage.vocabulary_size,
             "beginning_token": self._vocabulary.beginning_token(),
             "end_tokens": self._vocabulary.end_tokens(),

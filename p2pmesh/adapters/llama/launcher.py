@@ -401,6 +401,7 @@ def _decode_facts(fields: dict[str, Any]) -> EngineFacts:
             beginning_token=None if fields["beginning_token"] is None else int(fields["beginning_token"]),
             end_tokens=frozenset(int(token) for token in fields["end_tokens"]),
             notes=tuple(str(note) for note in fields["notes"]),
+            decode_us=int(fields["decode_us"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"the engine process sent incomplete facts: {error}") from None

@@ -80,7 +80,8 @@ class Prices:
         model = self._request.model
         reads = sum(model.reads[stage.layers.start : stage.layers.end])
         reads += model.output_reads * stage.layers.is_last(model.layer_count)
-        return compute_us(reads, self.speed_of(self._peers[stage.peer_id]))
+        peer = self._peers.get(stage.peer_id)
+        return compute_us(reads, self._neutral if peer is None else self.speed_of(peer))
 
 
 def compute_us(read_bytes: int, bytes_per_s: int) -> int:

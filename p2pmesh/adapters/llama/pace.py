@@ -1,0 +1,63 @@
+"""How long an engine takes for one decoded token of one sequence, measured at load: what placements are predicted by.
+
+A few rows one at a time after a short context, made as the stepper makes them. What a longer cache adds, and what other
+work on the machine takes away, is not in it.
+"""
+
+import statistics
+import time
+
+import numpy as np
+
+from p2pmesh.adapters.llama.binding import LoadedStage
+from p2pmesh.adapters.llama.steps import SingleRow, StageShape, Widths
+from p2pmesh.base.errors import EngineError, ErrorCode
+
+CONTEXT_ROWS = 16
+TIMED_CALLS = 9
+MOST_TIMED_S = 1.0
+"""After so long no further call is timed: one of a large model says enough."""
+_EMBEDDING = 1.0
+
+
+def measure_decode_us(stage: LoadedStage, shape: StageShape, widths: Widths) -> int:
+    """Median time of a call of one row, at least 1; 0 for a stage without room for it. Leaves an empty stage empty."""
+    if shape.context_tokens * shape.lanes < CONTEXT_ROWS + TIMED_CALLS:
+        return 0
+    way = widths.single(CONTEXT_ROWS)
+    stage.clear_cells()
+    stage.use_reference_attention(way is SingleRow.REFERENCE)
+    times_s: list[float] = []
+    try:
+        _run(stage, shape, 0, CONTEXT_ROWS, is_padded=False)
+        while len(times_s) < TIMED_CALLS and sum(times_s) < MOST_TIMED_S:
+            started = time.perf_counter()
+            _run(stage, shape, CONTEXT_ROWS + len(times_s), 1, is_padded=way is SingleRow.PADDED)
+            times_s.append(time.perf_counter() - started)
+    finally:
+        stage.use_reference_attention(False)
+        stage.clear_cells()
+    return max(1, round(statistics.median(times_s) * 1_000_000))
+
+
+def _run(stage: LoadedStage, shape: StageShape, start: int, count: int, *, is_padded: bool) -> None:
+    rows, scratch = stage.rows, shape.lanes
+    total = count + is_padded
+    rows.positions[:count] = np.arange(start, start + count)
+    rows.positions[count:total] = 0
+    rows.sequences[:count] = 0
+    rows.sequences[count:total] = scratch
+    if shape.is_first:
+        rows.tokens[:total] = np.arange(start, start + total) % (shape.vocabulary_size or 32)
+    else:
+        rows.embeddings[:total] = _EMBEDDING
+    rows.outputs[:total] = 1
+    status = stage.decode(total)
+    if is_padded:
+        stage.drop_cells(scratch, 0)
+    if status != 0:
+        raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"the first calls of the stage fail with {status}")
+    if shape.is_last:
+        stage.logits(0)
+    else:
+        stage.hidden_rows()
