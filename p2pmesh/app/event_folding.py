@@ -17,6 +17,7 @@ _FOLDED = frozenset(
         EventName.REPORTER_MUTED,
         EventName.PEER_REFUSED,
         EventName.VISIBILITY_ASYMMETRIC,
+        EventName.ARTIFACT_SOURCE_DROPPED,
     }
 )
 

@@ -141,6 +141,23 @@ def _describe_stage_loading(event: Event) -> Iterator[str]:
     yield f"loading {_stage(event)}: {format_size(event.fields['bytes'])} from {event.fields['source']}"
 
 
+def _describe_stage_fetched(event: Event) -> Iterator[str]:
+    fields = event.fields
+    resumed = f", {format_size(fields['resumed_bytes'])} were here already" if fields["resumed_bytes"] else ""
+    came = f"{format_size(fields['fetched_bytes'])} from {_count(len(fields['sources']), 'peer')}"
+    yield f"{_stage(event)} is here: {came}{resumed}"
+
+
+_LEFT = {"wrong": "sent wrong bytes", "slow": "is too slow", "lost": "is gone", "unknown": "does not give it"}
+
+
+def _describe_source_dropped(event: Event) -> Iterator[str]:
+    cause = event.fields["cause"]
+    yield f"the file {event.fields['digest'][:12]} is taken from others: peer {_short(event.fields['peer_id'])} " + (
+        _LEFT.get(cause, cause)
+    )
+
+
 def _describe_stage_ready(event: Event) -> Iterator[str]:
     width = event.fields["exact_width"]
     yield f"{_stage(event)} is ready here, for {_count(width, 'row')} a step"
@@ -335,6 +352,8 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.PLACEMENT: _describe_placement,
     EventName.WAITING_FOR_PEERS: _describe_waiting,
     EventName.STAGE_LOADING: _describe_stage_loading,
+    EventName.STAGE_FETCHED: _describe_stage_fetched,
+    EventName.ARTIFACT_SOURCE_DROPPED: _describe_source_dropped,
     EventName.STAGE_READY: _describe_stage_ready,
     EventName.STAGE_FAILED: _describe_stage_failed,
     EventName.MODEL_WITHDRAWN: _describe_withdrawn,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2pmesh.adapters.model_names import NamedModel
+from p2pmesh.adapters.model_packages import installed_models
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.owner_keystore import OwnerKey
 from p2pmesh.base.errors import ConfigError, ErrorCode
@@ -16,6 +17,7 @@ from p2pmesh.wire.package import encode_statement
 from tests.fakes.packages import change_manifest, package_of
 from tests.fakes.tiny_gguf import tiny_llama
 
+GEMMA = "gemma-3-270m"
 MODEL = tiny_llama()
 
 
@@ -220,3 +222,12 @@ async def test_what_a_dead_process_left_of_assembling_is_removed(tmp_path: Path)
         (path / "layers").mkdir(parents=True)
     store_at(tmp_path / "home")
     assert (left.exists(), own.exists()) == (False, True)
+
+
+@pytest.mark.slow
+async def test_a_stage_of_seven_layers_of_gemma_is_under_30_mb(tmp_path: Path) -> None:
+    if GEMMA not in {model.name for model in installed_models()}:
+        pytest.skip(f"not installed: {GEMMA}")
+    store = DiskModelStore(tmp_path / "models", tmp_path / "cache")
+    stage = await store.cut(await store.resolve(GEMMA), LayerRange(5, 12))
+    assert stage.size_bytes < 30_000_000

@@ -39,6 +39,11 @@ EVERY = (
     Event(EventName.PLACEMENT, {"model": "m", "stages": [{**LOADED, "needed_bytes": 5, "free_bytes": 9_000}]}),
     Event(EventName.WAITING_FOR_PEERS, {"model": "m", "message": "no peer has room"}),
     Event(EventName.STAGE_LOADING, {**STAGE, "bytes": 4096, "source": "kept"}),
+    Event(
+        EventName.STAGE_FETCHED,
+        {**STAGE, "fetched_bytes": 4096, "resumed_bytes": 1024, "wasted_bytes": 0, "sources": [{"peer_id": PEER}]},
+    ),
+    Event(EventName.ARTIFACT_SOURCE_DROPPED, {"peer_id": PEER, "digest": "ab" * 32, "cause": "wrong"}),
     Event(EventName.STAGE_READY, {**STAGE, "exact_width": 7, "notes": ["slow\x1b"]}),
     Event(EventName.STAGE_FAILED, {**STAGE, "code": "engine_died", "message": "it died"}),
     Event(EventName.MODEL_WITHDRAWN, {"model": "m", "run_id": "0", "code": "peer_lost", "message": "x", "stage": None}),
@@ -182,6 +187,17 @@ def test_a_terminal_shows_an_invite_as_a_code_where_it_fits(
 )
 def test_people_read_sentences(event: Event, text: str) -> None:
     assert list(describe_event(event)) == [text]
+
+
+def test_what_a_file_cost_and_why_a_source_was_left_is_told() -> None:
+    sources = [{"peer_id": PEER, "bytes": 3 * 2**20}, {"peer_id": "other", "bytes": 2**20}]
+    fetched = {**STAGE, "fetched_bytes": 4 * 2**20, "resumed_bytes": 2**20, "wasted_bytes": 0, "sources": sources}
+    assert list(describe_event(Event(EventName.STAGE_FETCHED, fetched))) == [
+        "stage 1 of m, layers 3 to 8 is here: 4.0 MiB from 2 peers, 1.0 MiB were here already"
+    ]
+    left = {"peer_id": PEER, "digest": "ab" * 32, "cause": "slow"}
+    (line,) = describe_event(Event(EventName.ARTIFACT_SOURCE_DROPPED, left))
+    assert line == f"the file abababababab is taken from others: peer {PEER[-12:]} is too slow"
 
 
 def test_stages_are_told_in_sentences_not_in_values() -> None:
