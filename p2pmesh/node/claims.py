@@ -5,7 +5,7 @@ claims, and what for, is ``node.coordinator``'s and ``node.succession``'s; what 
 ``node.stages``'.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -224,12 +224,12 @@ class HeldClaim:
         while not self._told_serving.issuperset(self._machine.claim.peers) and not self._lost.is_set():
             seen = await self._answers.wait_beyond(seen)
 
-    async def withdraw(self) -> None:
-        """Gives the claim back to all at once."""
+    async def withdraw(self, silent: Container[PeerId] = ()) -> None:
+        """Gives the claim back to all at once but those that would not hear it."""
         effects = self._machine.handle(claims.ClaimWithdrawn(self.is_run_over), self._clock.now())
         async with trio.open_nursery() as nursery:
             for effect in effects:
-                if isinstance(effect, claims.ReleaseClaim):
+                if isinstance(effect, claims.ReleaseClaim) and effect.peer not in silent:
                     nursery.start_soon(self._ways.tell_release, effect.peer, effect.claim, effect.is_over)
 
     async def _perform(self, effect: claims.Effect) -> None:

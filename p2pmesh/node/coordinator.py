@@ -5,8 +5,8 @@ over). One run's life is ``core.coordination.RunMachine``; the decision where la
 stages of this node are held as those of any other peer, only without a stream in between.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -15,12 +15,13 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused
-from p2pmesh.base.ids import Digest, LayerRange, PeerId
-from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.base.ids import ID_BYTES, Digest, LayerRange, PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import coordination
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.planning.bytes import planning_model
+from p2pmesh.core.planning.kept import plan_kept
 from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, PlannedStage, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices
@@ -31,11 +32,14 @@ from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims, HeldClaim
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.node.stages import Stages
+from p2pmesh.node.standby import Standbys
+from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
 from p2pmesh.wire.control import Done, FileEntry, LoadStage, ProbeResult, ProbeRun, PublishRun, StageEntry, StageStatus
@@ -50,6 +54,11 @@ PROBE_TIMEOUT_S = 130.0
 PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
+REPLACED_AFTER_S = 2.0
+"""After a run that served for less a pause is made: requests hardly reached it, and one of them may have broken it."""
+WATCH_AGAIN_S = 2.0
+_ENGINE_DEATHS = frozenset({ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_UNRESPONSIVE})
+_SYMPTOMS = frozenset({ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE})
 FAILED_S = 120.0
 """A peer whose stage did not load, or broke, is passed over for so long where others can hold the model."""
 PEERS_SETTLE_S = 0.5
@@ -83,6 +92,7 @@ class CoordinatorParts:
     entropy: Entropy
     links: Links
     claims: Claims
+    vigils: Vigils
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,11 @@ class RunEnding:
     text: str
     index: int | None
     had_served: bool
+    is_left: bool = False
+    """Whether the run goes on under another coordinator, for all that is known."""
+    served_s: float = 0.0
+    silent: tuple[PeerId, ...] = ()
+    """Peers of its stages that do not answer any more."""
 
     def fields(self) -> dict[str, object]:
         """As event fields."""
@@ -109,6 +124,7 @@ class Coordinator:
         self._report = report
         self._planning_model = _planning_model(model, options)
         self._candidates = Candidates(parts.overlay, parts.clock)
+        self._standbys = Standbys(parts.overlay, self._request, self._standby_order)
         self.run: Run | None = None
 
     @property
@@ -121,16 +137,69 @@ class Coordinator:
         """Of the whole model."""
         return self._model.digest
 
+    def gives(self, digest: Digest, peer: PeerId) -> bool:
+        """Whether the peer needs this file for a stage, now or in case."""
+        is_of_run = self.run is not None and self.run.gives(digest, peer)
+        return is_of_run or self._standbys.gives(digest, peer)
+
+    @asynccontextmanager
+    async def _standby_order(self, placement: Placement, index: int) -> AsyncIterator[LoadStage]:
+        """For an engine that shall wait, under an id of no run."""
+        planned = placement.stages[index]
+        artifact = await self._parts.store.cut(self._model, planned.layers)
+        try:
+            transport = await _transport(self._parts, self._model, planned, artifact)
+            ids = (self._parts.entropy.random_bytes(ID_BYTES), 1)
+            order = _order(self._parts, self._model, self._options, ids, placement, index, artifact)
+            yield replace(order, is_standby=True, **transport)
+        finally:
+            self._parts.store.release(artifact.digest)
+
     async def serve(self) -> None:
         """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._standbys.keep)
+                await self._serve()
+
+    async def _serve(self) -> None:
         wait_s = RETRY_FIRST_S
+        placement: Placement | None = None
         while True:
-            placement = await self._place()
+            placement = placement or await self._place()
             ending = await self._claim_and_serve(placement)
-            if ending is None:
+            if ending is None or ending.is_left or not ending.had_served:
+                wait_s = min(2 * wait_s, RETRY_LONGEST_S)
+                if ending is not None:
+                    await trio.sleep(wait_s)
+                placement = None
                 continue
-            wait_s = RETRY_FIRST_S if ending.had_served else min(2 * wait_s, RETRY_LONGEST_S)
-            await trio.sleep(wait_s)
+            wait_s = RETRY_FIRST_S
+            if ending.served_s < REPLACED_AFTER_S:
+                await trio.sleep(wait_s)
+            placement = self._replace(placement, ending)
+
+    def _replace(self, broken: Placement, ending: RunEnding) -> Placement | None:
+        """The stages that are whole where they were, the lost one where an engine waits or a peer is spare.
+
+        None where that cannot be, and all must be planned anew.
+        """
+        request = self._request()
+        peers = tuple(peer for peer in request.peers if peer.peer_id not in ending.silent)
+        kept, used = [], {stage.peer_id for stage in broken.stages}
+        for index, stage in enumerate(broken.stages):
+            spare = self._standbys.peer_for(stage.layers)
+            is_broken = stage.peer_id in ending.silent or (index == ending.index and ending.code in _ENGINE_DEATHS)
+            if is_broken and spare is not None and spare not in used:
+                used.add(spare)
+                kept.append(replace(stage, peer_id=spare))
+            elif stage.peer_id not in ending.silent:
+                kept.append(stage)
+        planned = plan_kept(replace(request, peers=peers, kept=tuple(kept)))
+        if not isinstance(planned, Placement):
+            return None
+        self._report("placement", describe_placement(self._model.name, planned))
+        return planned
 
     async def leave_run(self) -> None:
         """This node goes: a run that serves without it is left to its other peers."""
@@ -149,12 +218,20 @@ class Coordinator:
                 return None
             run = self.run = Run(self._parts, self._model, self._options, placement, self._report, held)
             run.estimate = partial(self._estimate, placement)
+            run.serves = self._standbys.want
             ending = await run.serve()
             self.run = None
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run_id.hex(), **ending.fields()})
-        if ending.index is not None and (failed := placement.stages[ending.index].peer_id) != own:
-            self._candidates.note_failed(failed, FAILED_S)
+        self._blame(placement, ending)
         return ending
+
+    def _blame(self, placement: Placement, ending: RunEnding) -> None:
+        """Who only lost its neighbours is as good as before; those that are silent are out by that alone."""
+        if ending.index is None or (ending.had_served and ending.code in _SYMPTOMS):
+            return
+        failed = placement.stages[ending.index].peer_id
+        if failed != self._parts.overlay.own_peer:
+            self._candidates.note_failed(failed, FAILED_S)
 
     def _is_claimed(self, outcome: ClaimHeld | ClaimLost) -> bool:
         """Whether every peer of the placement granted; those that did not are left out of the next plan."""
@@ -238,6 +315,8 @@ class Run:
     ) -> None:
         self.run_id = held.claim.run_id
         self.placement = placement
+        self.serves: Callable[[Placement], None] = lambda placement: None
+        """Told once requests are routed to it."""
         self._held = held
         self._parts = parts
         self._model = model
@@ -250,6 +329,9 @@ class Run:
         self._nursery: trio.Nursery | None = None
         self._ending: RunEnding | None = None
         self._had_served = False
+        self._serving_since = Micros(0)
+        self._silent: tuple[PeerId, ...] = ()
+        self._watch: Watch | None = None
         self._cut_digests: list[Digest] = []
         self._given: set[Digest] = set()
         """Fragments that the peers of the placement may fetch, besides the stages that are cut from them."""
@@ -283,12 +365,39 @@ class Run:
                 self._runner.post(coordination.RunStarted())
                 nursery.start_soon(self._follow_claim)
                 await self._runner.run(lambda: self._ending is not None)
+                await self._give_back()
                 nursery.cancel_scope.cancel()
         finally:
             for digest in self._cut_digests:
                 self._parts.store.release(digest)
         assert self._ending is not None
-        return self._ending
+        served_us = self._parts.clock.now() - self._serving_since if self._had_served else 0
+        return replace(self._ending, served_s=served_us / MICROS_PER_SECOND, silent=self._silent)
+
+    async def _give_back(self) -> None:
+        """Frees what is whole of a run that served, at once: the next one is about to ask for it."""
+        if self._watch is not None:
+            self._watch.end()
+        if self._had_served and self._ending is not None and not self._ending.is_left:
+            await self._find_silent()
+            await self._held.withdraw(self._silent)
+
+    def _keep_watch(self) -> None:
+        """A peer that froze ends no stream, and whoever waits for it may know nobody who replaces it."""
+
+        def lost(error: P2PMeshError) -> None:
+            self._runner.post(coordination.StageFailed(None, error.code, error.message))
+
+        stages = (_entry(self._parts.overlay, stage) for stage in self.placement.stages)
+        peers = ((PeerId(entry.peer_id), entry.addresses) for entry in stages)
+        self._watch = self._parts.vigils.watch(peers, lost, WATCH_AGAIN_S)
+
+    async def _find_silent(self) -> None:
+        """Which of the peers are gone; their connections end, so that nothing is placed there again."""
+        stages = (_entry(self._parts.overlay, stage) for stage in self.placement.stages)
+        self._silent = await self._parts.vigils.find_silent((PeerId(e.peer_id), e.addresses) for e in stages)
+        for peer in self._silent:
+            await self._parts.overlay.give_up(peer)
 
     async def leave(self) -> None:
         """Gives the run to its other peers, if it serves and none of its stages is here."""
@@ -311,6 +420,8 @@ class Run:
             case coordination.StartPublish():
                 self._nursery.start_soon(self._publish)
             case coordination.ReportServing():
+                self.serves(self.placement)
+                self._keep_watch()
                 stages = [
                     {"peer_id": s.peer_id, "layers": [s.layers.start, s.layers.end]} for s in self.placement.stages
                 ]
@@ -321,7 +432,7 @@ class Run:
                 self._ending = RunEnding(code, text, index, self._had_served)
             case coordination.LeaveRun(code, text):
                 self._held.is_run_over = False
-                self._ending = RunEnding(code, text, None, self._had_served)
+                self._ending = RunEnding(code, text, None, self._had_served, is_left=True)
 
     # --- effects, each a task that posts its outcome ---------------------------------
     async def _hold(self, index: int) -> None:
@@ -357,44 +468,16 @@ class Run:
         planned = self.placement.stages[index]
         artifact = await self._parts.store.cut(self._model, planned.layers)
         self._cut_digests.append(artifact.digest)
-        return LoadStage(
-            run_id=self.run_id,
-            term=self._held.claim.term,
-            model=self._model.name,
-            model_digest=self._model.digest,
-            model_bytes=self._model.size_bytes,
-            layer_count=self._model.index.layer_count,
-            index=index,
-            stages=tuple(self._entry(stage) for stage in self.placement.stages),
-            artifact_digest=artifact.digest,
-            artifact_bytes=artifact.size_bytes,
-            needed_bytes=planned.needed_bytes,
-            context_tokens=self._options.context_tokens,
-            lanes=self._options.lanes,
-            wire_dtype=self._options.wire_dtype,
-            **await self._transport(planned, artifact),
-        )
-
-    async def _transport(self, planned: PlannedStage, artifact: StageArtifact) -> dict[str, Any]:
-        """How the stage's file can be fetched; our own is not, and may be a whole model that would be read for it."""
-        if planned.peer_id == self._parts.overlay.own_peer:
-            return {}
-        store = self._parts.store
-        fragments = tuple(dict.fromkeys(await store.fragments_of(self._model, planned.layers)))
-        self._given.update(fragment.digest for fragment in fragments)
-        entries = [FileEntry(f.digest, f.size_bytes, (await store.piece_list(f)).digest) for f in fragments]
-        return {"pieces_digest": (await store.piece_list(artifact)).digest, "fragments": tuple(entries)}
+        transport = await _transport(self._parts, self._model, planned, artifact)
+        self._given.update(Digest(fragment.digest) for fragment in transport.get("fragments", ()))
+        ids = (self.run_id, self._held.claim.term)
+        order = _order(self._parts, self._model, self._options, ids, self.placement, index, artifact)
+        return replace(order, **transport)
 
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for its stage."""
         is_ours = digest in self._cut_digests or digest in self._given
         return is_ours and any(stage.peer_id == peer for stage in self.placement.stages)
-
-    def _entry(self, stage: PlannedStage) -> StageEntry:
-        board = self._parts.overlay.board
-        known = board.own() if stage.peer_id == self._parts.overlay.own_peer else board.find(stage.peer_id)
-        addresses = known.addresses if known else ()
-        return StageEntry(stage.peer_id, stage.layers.start, stage.layers.end, addresses)
 
     def _fingerprint(self) -> str:
         """Of the run, from what its stages told when they were up."""
@@ -418,6 +501,7 @@ class Run:
             await self._runner.put(coordination.PublishFailed(error.code, error.message))
         else:
             self._had_served = True
+            self._serving_since = self._parts.clock.now()
             await self._runner.put(coordination.PublishSucceeded())
 
     async def _ask_driver(self, question: ProbeRun | PublishRun, answer: type, timeout_s: float) -> None:
@@ -443,6 +527,51 @@ async def follow_statuses(stream: MessageStream, reported: Callable[[StageStatus
         await reported(status)
         if _state_of(status) is StageState.READY:
             timeout_s = SERVING_SILENCE_S
+
+
+def _order(
+    parts: CoordinatorParts,
+    model: ModelFile,
+    options: ServingOptions,
+    ids: tuple[bytes, int],
+    placement: Placement,
+    index: int,
+    artifact: StageArtifact,
+) -> LoadStage:
+    """``ids`` are those of the run and its term."""
+    return LoadStage(
+        run_id=ids[0],
+        term=ids[1],
+        model=model.name,
+        model_digest=model.digest,
+        model_bytes=model.size_bytes,
+        layer_count=model.index.layer_count,
+        index=index,
+        stages=tuple(_entry(parts.overlay, stage) for stage in placement.stages),
+        artifact_digest=artifact.digest,
+        artifact_bytes=artifact.size_bytes,
+        needed_bytes=placement.stages[index].needed_bytes,
+        context_tokens=options.context_tokens,
+        lanes=options.lanes,
+        wire_dtype=options.wire_dtype,
+    )
+
+
+async def _transport(
+    parts: CoordinatorParts, model: ModelFile, planned: PlannedStage, artifact: StageArtifact
+) -> dict[str, Any]:
+    """How the stage's file can be fetched; our own is not, and may be a whole model that would be read for it."""
+    if planned.peer_id == parts.overlay.own_peer:
+        return {}
+    store = parts.store
+    fragments = tuple(dict.fromkeys(await store.fragments_of(model, planned.layers)))
+    entries = [FileEntry(f.digest, f.size_bytes, (await store.piece_list(f)).digest) for f in fragments]
+    return {"pieces_digest": (await store.piece_list(artifact)).digest, "fragments": tuple(entries)}
+
+
+def _entry(overlay: Overlay, stage: PlannedStage) -> StageEntry:
+    known = overlay.board.own() if stage.peer_id == overlay.own_peer else overlay.board.find(stage.peer_id)
+    return StageEntry(stage.peer_id, stage.layers.start, stage.layers.end, known.addresses if known else ())
 
 
 def _state_of(status: StageStatus) -> StageState:

@@ -11,12 +11,14 @@ from typing import Any, Protocol
 import trio
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
+from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.pace import Pace
 from p2pmesh.node.sequences import Sequence, SequenceStart
+from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.engine import Engine
 from p2pmesh.wire.control import LoadStage
@@ -41,6 +43,9 @@ class FrameTaker(Protocol):
     async def submit(self, frame: StageFrame) -> None:
         """Takes BEGIN, PREFILL, DECODE, CANCEL and END."""
 
+    def fail(self, error: P2PMeshError) -> None:
+        """Ends the run here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -55,9 +60,17 @@ class Driver:
     """One run driven from here."""
 
     def __init__(
-        self, load: LoadStage, engine: Engine, vocabulary: Vocabulary, clock: Clock, nursery: trio.Nursery
+        self,
+        load: LoadStage,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        clock: Clock,
+        nursery: trio.Nursery,
+        vigils: Vigils,
     ) -> None:
         self.load = load
+        self._vigils = vigils
+        self._watch: Watch | None = None
         self.is_published = False
         self.fingerprint = engine.facts.fingerprint
         """Of the whole run, once its coordinator has told it."""
@@ -89,6 +102,8 @@ class Driver:
 
     async def deliver(self, frame: StageFrame) -> None:
         """A frame of the last stage; one for a sequence that is over is late, and dropped."""
+        if self._watch is not None:
+            self._watch.hear()
         sequence = self._sequences.get((frame.request_id, frame.sequence))
         if sequence is not None:
             await sequence.deliver(frame)
@@ -133,12 +148,27 @@ class Driver:
 
     async def _run_sequence(self, sequence: Sequence) -> None:
         """Apart from the request's own task, so that the lane is free only once every stage was told."""
+        self._keep_watch()
         try:
             await sequence.run()
         finally:
             self._sequences.pop(sequence.key, None)
+            self._end_watch()
             self._lanes.release()
             self.ended.mark()
+
+    def _keep_watch(self) -> None:
+        """While a sequence is on its way its stages are asked whether they live as soon as nothing comes."""
+        if self._watch is not None:
+            self._watch.hear()
+        elif self._stage is not None:
+            stages = ((PeerId(entry.peer_id), entry.addresses) for entry in self.load.stages)
+            self._watch = self._vigils.watch(stages, self._stage.fail)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None and not self._sequences:
+            self._watch.end()
+            self._watch = None
 
     async def _events(self, sequence: Sequence, prompt: tuple[int, ...]) -> AsyncGenerator[GenerationEvent, None]:
         yield GenerationStarted(prompt, self.load.run_id, self.fingerprint, sequence.max_tokens)
@@ -225,7 +255,8 @@ class Driver:
 class Drivers:
     """The runs that are driven from here."""
 
-    def __init__(self, clock: Clock, entropy: Entropy, changed: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, entropy: Entropy, vigils: Vigils, changed: Callable[[], None]) -> None:
+        self._vigils = vigils
         self._clock = clock
         self._entropy = entropy
         self._changed = changed
@@ -244,7 +275,7 @@ class Drivers:
         if load.index != 0 or self._nursery is None:
             return None
         vocabulary = Vocabulary(await engine.pieces(), engine.facts.beginning_token, engine.facts.end_tokens)
-        driver = Driver(load, engine, vocabulary, self._clock, self._nursery)
+        driver = Driver(load, engine, vocabulary, self._clock, self._nursery, self._vigils)
         self._drivers[load.run_id] = driver
         return driver
 

@@ -13,6 +13,7 @@ from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
+from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.wire.control import (
     Cancel,
     Delta,
@@ -93,7 +94,7 @@ async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None
 
 @asynccontextmanager
 async def generate_remotely(
-    overlay: Overlay, driver: PeerId, request: GenerationRequest, open_s: float
+    overlay: Overlay, vigils: Vigils, driver: PeerId, request: GenerationRequest, open_s: float
 ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
     """Events of a request that another peer drives; leaving the scope early cancels it there.
 
@@ -109,22 +110,52 @@ async def generate_remotely(
         if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
             raise
         raise Refused(ErrorCode.REQUEST_TOO_LARGE, "the prompt is larger than peers take; shorten it") from None
+    driven = _Driven(stream)
+    watch = driven.watch = vigils.watch([(driver, ())], driven.lose)
     try:
-        async with aclosing(_events_of(stream)) as events:
+        async with aclosing(driven.events()) as events:
             yield events
     finally:
+        if watch is not None:
+            watch.end()
         with trio.CancelScope(deadline=trio.current_time() + CANCEL_TIMEOUT_S, shield=True):
             with suppress(P2PMeshError):
                 await stream.send(Cancel())
             await stream.reset()
 
 
-async def _events_of(stream: MessageStream) -> AsyncGenerator[GenerationEvent, None]:
-    while True:
-        event = _event_of(await stream.receive(EVENT_TIMEOUT_S))
-        yield event
-        if isinstance(event, GenerationFinished):
-            return
+class _Driven:
+    """A generation that another peer drives, as its messages come; whoever watches that peer may end the wait."""
+
+    def __init__(self, stream: MessageStream) -> None:
+        self._stream = stream
+        self._waiting = trio.CancelScope()
+        self._loss: P2PMeshError | None = None
+        self.watch: Watch | None = None
+
+    def lose(self, error: P2PMeshError) -> None:
+        """The driver does not answer any more."""
+        self._loss = error
+        self._waiting.cancel()
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """Up to the end."""
+        while True:
+            event = _event_of(await self._next_message())
+            if self.watch is not None:
+                self.watch.hear()
+            yield event
+            if isinstance(event, GenerationFinished):
+                return
+
+    async def _next_message(self) -> object:
+        message: object = None
+        if self._loss is None:
+            with trio.CancelScope() as self._waiting:
+                message = await self._stream.receive(EVENT_TIMEOUT_S)
+        if self._loss is not None:
+            raise self._loss
+        return message
 
 
 def _event_of(message: object) -> GenerationEvent:

@@ -36,6 +36,7 @@ from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import ModelCoordinator, describe_node
 from p2pmesh.node.succession import SuccessionParts, Successions
+from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
 from p2pmesh.ports.models import ModelFile, ModelStore
@@ -63,7 +64,8 @@ class Node:
         self.store = parts.store
         self.overlay = Overlay(ports, settings, self._report_overlay)
         self.table = RunTable(self.overlay, ports.network)
-        self.drivers = Drivers(ports.clock, ports.entropy, self._announce_models)
+        self.vigils = Vigils(self.overlay, ports.clock, ports.entropy)
+        self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models)
         self.links = Links(self.overlay, ports, self._is_generating)
         self.liveness = Liveness(self.overlay, ports, report)
         self._connections = Connections(self.overlay, ports)
@@ -79,7 +81,7 @@ class Node:
         )
         DriverExchanges(self.overlay, self.drivers, self.claims)
         self.records = Records(self.overlay, ports, self._held_files)
-        self.router = Router(self.overlay, self.drivers, self.records.search_model)
+        self.router = Router(self.overlay, self.drivers, self.vigils, self.records.search_model)
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
         self._resolved: dict[Digest, ModelFile] = {}
         self.artifacts.search_by(self.records.search_file)
@@ -97,6 +99,7 @@ class Node:
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Serves the overlay and the drivers until cancelled; started when peers can say hello."""
         async with trio.open_nursery() as nursery:
+            await nursery.start(self.vigils.run)
             await nursery.start(self.drivers.run)
             await nursery.start(self.stages.run)
             await nursery.start(self.successions.run)
@@ -119,6 +122,7 @@ class Node:
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
+            self.vigils,
         )  # fmt: skip
         coordinator = Coordinator(parts, model, options, self._report)
         self.coordinators.append(coordinator)
@@ -179,8 +183,7 @@ class Node:
 
     def _is_granted(self, digest: Digest, peer: PeerId) -> bool:
         """Whether a run that we coordinate gives the file to the peer."""
-        runs = (coordinator.run for coordinator in self.coordinators)
-        return any(run is not None and run.gives(digest, peer) for run in runs)
+        return any(coordinator.gives(digest, peer) for coordinator in self.coordinators)
 
     def _read_load(self) -> OwnLoad:
         """Lanes of the runs that are driven here, the speed of the fastest, and that of our engines."""

@@ -65,6 +65,7 @@ OUTCAST = frozenset({ErrorCode.PEER_REMOVED, ErrorCode.OWNERSHIP_REFUSED})
 """Whoever is refused with these is no member to us, whatever gossip says of it."""
 JUDGE_CLAIMS_AGAIN_S = 60.0
 """A claim that runs out ends a membership that needs it after at most so long."""
+GIVE_UP_S = 1.0
 REFUSAL_ARRIVES_S = 0.2
 """A refusal has this long to reach its peer before the connection is closed."""
 _DROPPED_UNTOLD = frozenset({ErrorCode.OVERLOADED, ErrorCode.DEADLINE_EXCEEDED})
@@ -165,6 +166,11 @@ class Overlay:
     def admitted_announcements(self) -> tuple[Announcement, ...]:
         """Those of the peers that are connected and admitted now."""
         return tuple(a for a in self.board.others() if self.is_admitted(PeerId(a.peer_id)))
+
+    async def give_up(self, peer: PeerId) -> None:
+        """Ends the connection to a peer that does not answer; it is found out now whether it lives at all."""
+        with trio.move_on_after(GIVE_UP_S):
+            await self._ports.network.disconnect(peer)
 
     def serve_exchange(self, first_message: type, exchange: Exchange) -> None:
         """Serves streams of admitted peers that open with ``first_message``."""

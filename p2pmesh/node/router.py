@@ -10,6 +10,7 @@ from p2pmesh.core.routing import choose_driver, served_models
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.exchanges import generate_remotely
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.vigil import Vigils
 from p2pmesh.wire.announcement import Announcement, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
@@ -57,9 +58,10 @@ class Avoided:
 class Router:
     """Routes by model name."""
 
-    def __init__(self, overlay: Overlay, drivers: Drivers, search: Search) -> None:
+    def __init__(self, overlay: Overlay, drivers: Drivers, vigils: Vigils, search: Search) -> None:
         self._overlay = overlay
         self._drivers = drivers
+        self._vigils = vigils
         self._search = search
         self._expected: dict[str, str] = {}
 
@@ -108,7 +110,7 @@ class Router:
     ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         self._overlay.board.topics.hear_model(route.digest)
         open_s = FIRST_OPEN_S if is_first else NEXT_OPEN_S
-        return generate_remotely(self._overlay, route.peer, request, open_s)
+        return generate_remotely(self._overlay, self._vigils, route.peer, request, open_s)
 
     def _choose(self, model: str, key: bytes, avoided: Avoided) -> Route | None:
         """This node's own driver, or another's by what is announced, in both cases of no run to avoid."""

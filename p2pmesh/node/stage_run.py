@@ -9,6 +9,7 @@ Frames flow forward as BEGIN, rows, CANCEL and END. Tokens and credits go from t
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import trio
@@ -124,6 +125,7 @@ class StageRun:
         if self._failure is not None and not self.is_driver:
             with trio.move_on_after(2):
                 await self._fail_sequences(self._failure)
+        await self._empty_engine()
         self._open_sequences.clear()
         self.ended.mark()
         for stream in (self._return, self._upstream):
@@ -131,6 +133,12 @@ class StageRun:
                 await stream.finish()  # a reset would overtake the causes that were just sent
         if self._downstream is not None:
             await (self._downstream.finish() if self._failure is None else self._downstream.reset())
+
+    async def _empty_engine(self) -> None:
+        """It may serve another run; one that is gone need not."""
+        with trio.move_on_after(1), suppress(P2PMeshError):
+            for request_id, sequence in tuple(self._open_sequences):
+                await self.engine.send(StageFrame(FrameKind.CANCEL, request_id, self.load.run_id, sequence))
 
     async def _fail_sequences(self, error: P2PMeshError) -> None:
         for request_id, sequence in tuple(self._open_sequences):
@@ -249,6 +257,8 @@ class StageRun:
         await self._guarded(self._relay, frame)
 
     async def _relay(self, frame: StageFrame) -> None:
+        if frame.run_id != self.load.run_id:
+            return  # the engine served another run before
         if frame.kind is FrameKind.CREDIT or _takes_credit(frame):
             self._give_credit(frame)
         if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):

@@ -2,7 +2,8 @@
 
 A stage that loads lives as long as its coordinator follows it: by a task on the coordinator's own node, by the stream
 of ``LoadStage`` on any other. Once its run serves it lives as long as the claim on the run (``node.claims``), whoever
-coordinates it: a coordinator's death ends no request.
+coordinates it: a coordinator's death ends no request. The engine of a stage that ended whole may wait for another
+(``node.engine_shelf``).
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,6 +23,7 @@ from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.engine_shelf import EngineShelf
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
@@ -36,6 +38,8 @@ from p2pmesh.wire.stage import WireDtype
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]
 MAX_LOADING = 4
+RELEASE_S = 3.0
+"""A stage that is ending gives its memory and its engine back within this time."""
 IDLE_FOREVER_S = 365 * 24 * 3600.0
 """The coordinator says nothing more on a load stream; only its end means something."""
 
@@ -107,6 +111,9 @@ class Stages:
         self._parts = parts
         self._memory_bytes = memory_bytes
         self._reserved_bytes = 0
+        self._released = Changes()
+        self._shelf = EngineShelf(parts.launcher, lambda: self.free_bytes)
+        self._standing_by = 0
         self._holds = 0
         self._held: dict[bytes, HeldStage] = {}
         self._nursery: trio.Nursery | None = None
@@ -127,6 +134,7 @@ class Stages:
         """Holds stages until cancelled, and stops those that are nobody's any more."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            await nursery.start(self._shelf.run)
             task_status.started()
             while True:
                 seen = self._parts.claims.changes.count
@@ -181,12 +189,14 @@ class Stages:
             self._report("stage_failed", fields)
         finally:
             del self._held[held.load.run_id]
+            self._released.mark()
             held.end()
             self._parts.claims.note_stage_ended(held.load.model_digest, held.load.run_id)
 
     async def _hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         with self._counted():
-            async with self._reserve(max(load.needed_bytes, load.artifact_bytes)):
+            await self._wait_for_run_before(load)
+            async with self._reserve(_reserved_bytes(load)):
                 await report_status(_status(load, StageState.ASSIGNED))
                 artifact = await self._obtain(load, source, report_status)
                 try:
@@ -199,7 +209,7 @@ class Stages:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Holds are counted from the first moment; of those that are not up yet only a few may go on at a time."""
-        up = len(self._parts.table.runs())
+        up = len(self._parts.table.runs()) + self._standing_by
         if self._holds >= MAX_RUNS or self._holds - up >= MAX_LOADING:
             text = f"this peer holds {up} stages and loads {self._holds - up}; try again later"
             raise Refused(ErrorCode.OVERLOADED, text)
@@ -209,16 +219,28 @@ class Stages:
         finally:
             self._holds -= 1
 
+    async def _wait_for_run_before(self, load: LoadStage) -> None:
+        """The stage of a run that this one replaces gives its engine back first."""
+        with trio.move_on_after(RELEASE_S):
+            while any(
+                held.load.model_digest == load.model_digest and held.load.run_id != load.run_id
+                for held in self._held.values()
+            ):
+                await self._released.wait_beyond(self._released.count)
+
     async def _check_memory(self, load: LoadStage, artifact: StageArtifact) -> None:
         """What a coordinator says a stage needs is not believed: the file itself tells."""
         needed = await self._parts.store.stage_memory_bytes(artifact, load.context_tokens, load.lanes)
-        reserved = max(load.needed_bytes, load.artifact_bytes)
+        reserved = _reserved_bytes(load)
         if needed > reserved:
             text = f"the stage needs {format_size(needed)}, its coordinator asked for {format_size(reserved)}"
             raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
 
     async def _run(self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus) -> None:
-        async with self._parts.launcher.launch(_spec_of(load, artifact)) as engine:
+        spec, size_bytes = _spec_of(load, artifact), _reserved_bytes(load)
+        if not self._shelf.has(spec):
+            await self._shelf.make_room(0)
+        async with self._shelf.borrow(spec, size_bytes) as engine:
             await self._note_speed(artifact, load, engine.facts.decode_us)
             driver = await self._parts.drivers.prepare(load, engine)
             run = StageRun(load, engine, self._overlay, driver.deliver if driver else _drop, self._report)
@@ -243,6 +265,29 @@ class Stages:
                 self._parts.table.remove(run)
                 if driver is not None:
                     self._parts.drivers.remove(driver, cause)
+
+    async def _stand_by(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
+        """An engine that waits for the stage, should its peer be lost; only where there is room that nobody wants."""
+        _check_load(load, self._overlay.own_peer)
+        size_bytes = _reserved_bytes(load)
+        if self._shelf.waiting_bytes + size_bytes > self.free_bytes:
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, "there is no room for a spare engine here")
+
+        is_up = trio.Event()
+
+        async def ready() -> None:
+            self._standing_by += 1
+            is_up.set()
+            await report_status(_status(load, StageState.READY))
+
+        with self._counted():
+            artifact = await self._obtain(load, source, report_status)
+            try:
+                await self._check_memory(load, artifact)
+                await self._shelf.keep_ready(_spec_of(load, artifact), size_bytes, ready)
+            finally:
+                self._standing_by -= is_up.is_set()
+                self._parts.store.release(artifact.digest)
 
     async def _obtain(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
         """The stage file: cut from a local model of the same digest, from the cache, or from peers."""
@@ -279,6 +324,9 @@ class Stages:
 
     @asynccontextmanager
     async def _reserve(self, needed_bytes: int) -> AsyncIterator[None]:
+        with trio.move_on_after(RELEASE_S):
+            while needed_bytes > self.free_bytes and self._reserved_bytes:
+                await self._released.wait_beyond(self._released.count)
         if needed_bytes > self.free_bytes:
             text = f"the stage needs {format_size(needed_bytes)}, {format_size(self.free_bytes)} are free on this peer"
             raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
@@ -288,10 +336,19 @@ class Stages:
             yield
         finally:
             self._reserved_bytes -= needed_bytes
+            self._released.mark()
             self._overlay.board.change_own(free_bytes=self.free_bytes)
 
     async def _serve_load(self, stream: MessageStream, load: LoadStage) -> None:
-        """Another coordinator's stage."""
+        """Another coordinator's stage, or an engine that it wants ready here."""
+        if load.is_standby:
+            with unwrapped():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+                    await self._stand_by(load, stream.remote_peer, stream.send)
+                    nursery.cancel_scope.cancel()
+            await stream.finish()
+            return
         await self._serve_followed(stream, self.begin(load, stream.remote_peer))
 
     async def _serve_follow(self, stream: MessageStream, asked: FollowStage) -> None:
@@ -330,6 +387,10 @@ def _check_load(load: LoadStage, own_peer: PeerId) -> None:
         raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "the stages do not tile the model's layers")
     if load.index >= len(load.stages) or load.stages[load.index].peer_id != own_peer:
         raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, "the stage to load is another peer's")
+
+
+def _reserved_bytes(load: LoadStage) -> int:
+    return max(load.needed_bytes, load.artifact_bytes)
 
 
 def _layers_of(load: LoadStage) -> LayerRange:

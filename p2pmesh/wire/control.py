@@ -169,7 +169,10 @@ class FileEntry:
 @dataclass(frozen=True, slots=True)
 class LoadStage:
     """Coordinator to a peer: hold stage ``index`` of this run, claimed in ``term``. Until the run serves, the stage
-    lives as long as the stream; then as long as the claim."""
+    lives as long as the stream; then as long as the claim.
+
+    ``is_standby``: only keep an engine ready for it, should its peer be lost.
+    """
 
     run_id: bytes = declared(_ID)
     term: int = declared(_TERM)
@@ -188,6 +191,7 @@ class LoadStage:
     pieces_digest: str | None = declared(Optional(_DIGEST), None)
     fragments: tuple[FileEntry, ...] = declared(ListOf(Record(FileEntry), MAX_STAGE_FRAGMENTS), ())
     """Of a layer package: its manifest, then what the stage is assembled from."""
+    is_standby: bool = declared(Boolean(), False)
 
     def __post_init__(self) -> None:
         if self.index >= len(self.stages):

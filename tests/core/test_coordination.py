@@ -209,6 +209,12 @@ AnyOrderOfEvents.TestCase.settings = settings(max_examples=80, stateful_step_cou
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 
 
+def test_a_run_whose_peer_does_not_answer_is_over_in_any_phase() -> None:
+    for machine in (RunMachine(2, POLICY), serving_machine()):
+        assert feed(machine, StageFailed(None, LOST, "x does not answer")) == [EndRun(LOST, "x does not answer", None)]
+        assert machine.phase is RunPhase.OVER
+
+
 # --- fingerprints -------------------------------------------------------------
 HALVES = [(LayerRange(0, 3), "a"), (LayerRange(3, 6), "a")]
 OTHER_HALVES = [(LayerRange(0, 2), "a"), (LayerRange(2, 6), "a")]

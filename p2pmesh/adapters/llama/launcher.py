@@ -46,13 +46,15 @@ class LauncherOptions:
     """How engine processes are run.
 
     ``threads`` None means every CPU this process may use. ``silence_seconds`` without a beat is a hung
-    child. Without probing, no extra buffer types and the default spin are used.
+    child, ``loading_silence_seconds`` while it starts and loads. Without probing, no extra buffer types and the default
+    spin are used.
     """
 
     cache_directory: str
     threads: int | None = None
     load_seconds: float = 600.0
-    silence_seconds: float = 3.0
+    silence_seconds: float = 1.5
+    loading_silence_seconds: float = 3.0
     queued_frames: int = 64
     is_probing: bool = True
 
@@ -324,11 +326,15 @@ class _ChildEngine:
 
     async def watch(self) -> None:
         """Ends a child that neither answers nor beats."""
-        while self._child.link.silent_s() < self._options.silence_seconds:  # noqa: ASYNC110 - silence makes no event
+        while self._child.link.silent_s() < self._patience_s():  # noqa: ASYNC110 - silence makes no event
             await trio.sleep(self._options.silence_seconds / 4)
-        text = f"the engine process gave no sign of life for {self._options.silence_seconds:g} s and was killed"
+        text = f"the engine process gave no sign of life for {self._patience_s():g} s and was killed"
         self._hung = EngineError(ErrorCode.ENGINE_UNRESPONSIVE, text)
         self._child.process.send_signal(signal.SIGKILL)
+
+    def _patience_s(self) -> float:
+        options = self._options
+        return options.silence_seconds if self._facts is not None else options.loading_silence_seconds
 
     async def _dispatch(self, kind: EngineKind, payload: memoryview) -> None:
         if kind is EngineKind.FRAME:

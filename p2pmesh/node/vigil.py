@@ -1,0 +1,133 @@
+"""Whether peers still answer while a request waits for them, in about a second, and never by how long a step takes.
+
+Membership (``node.liveness``) is in no hurry and asks others before it gives a peer up. A client that waits cannot be:
+whoever holds a stage of its request, or drives it, is asked as soon as nothing has come for ``SILENCE_S``, and is lost
+to that request if its node does not answer within ``ANSWER_S``. A node answers beside its engine, however long that
+takes for a step; a frozen engine is found by its own node, by missed beats.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
+from p2pmesh.base.ids import ID_BYTES, PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.wire.control import Probe, ProbeAnswer
+
+SILENCE_S = 0.3
+ANSWER_S = 1.0
+AGAIN_S = 1.0
+"""After all have answered: the step is long, and they are asked again."""
+LAG_S = 0.3
+"""If our own wait ended so much too late, this machine was busy or asleep, and silence proves nothing."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Somebody waits for these peers, and says when they were heard."""
+
+    peers: tuple[tuple[PeerId, tuple[str, ...]], ...]
+    lost: Callable[[P2PMeshError], None]
+    clock: Clock
+    heard_at: Micros
+    again_s: float = AGAIN_S
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def hear(self) -> None:
+        """All of them had a part in what has just come."""
+        self.heard_at = self.clock.now()
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        self.scope.cancel()
+
+
+class Vigils:
+    """Asks the peers that somebody waits for."""
+
+    def __init__(self, overlay: Overlay, clock: Clock, entropy: Entropy) -> None:
+        self._overlay = overlay
+        self._clock = clock
+        self._entropy = entropy
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Keeps watches until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
+
+    def watch(
+        self,
+        peers: Iterable[tuple[PeerId, tuple[str, ...]]],
+        lost: Callable[[P2PMeshError], None],
+        again_s: float = AGAIN_S,
+    ) -> Watch | None:
+        """Starts a watch over all of ``peers`` but ourselves; ``lost`` is told once. None where nobody is left.
+
+        Who is heard of no more is asked every ``again_s``.
+        """
+        others = tuple(dict(peer for peer in peers if peer[0] != self._overlay.own_peer).items())
+        if not others or self._nursery is None:
+            return None
+        watch = Watch(others, lost, self._clock, self._clock.now(), again_s)
+        self._nursery.start_soon(self._keep, watch)
+        return watch
+
+    async def _keep(self, watch: Watch) -> None:
+        with watch.scope:
+            while True:
+                await self._wait_for_silence(watch)
+                silent = await self.find_silent(watch.peers)
+                if silent:
+                    text = f"peer {silent[0]} does not answer, waited {SILENCE_S + ANSWER_S:.1f} s"
+                    watch.lost(PeerUnavailable(ErrorCode.PEER_LOST, text))
+                    return
+                await trio.sleep(watch.again_s)
+
+    async def _wait_for_silence(self, watch: Watch) -> None:
+        while True:
+            quiet_s = SILENCE_S - (self._clock.now() - watch.heard_at) / MICROS_PER_SECOND
+            if quiet_s <= 0:
+                return
+            await trio.sleep(quiet_s)
+
+    async def find_silent(self, peers: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[PeerId, ...]:
+        """Those of ``peers`` that do not answer within ``ANSWER_S``, in their order; all are asked at once."""
+        asked = tuple(peers)
+        answered: set[PeerId] = set()
+
+        async def ask(peer: PeerId, addresses: tuple[str, ...]) -> None:
+            with suppress(P2PMeshError):
+                await self._ask(peer, addresses)
+                answered.add(peer)
+
+        while True:
+            due = trio.current_time() + ANSWER_S
+            with trio.move_on_at(due):
+                async with trio.open_nursery() as nursery:
+                    for peer, addresses in asked:
+                        if peer != self._overlay.own_peer and peer not in answered:
+                            nursery.start_soon(ask, peer, addresses)
+            if trio.current_time() - due < LAG_S:
+                return tuple(peer for peer, _ in asked if peer not in answered and peer != self._overlay.own_peer)
+
+    async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """An answer, whatever it is: that the connection is the peer's own is proof enough of who gave it."""
+        await self._overlay.ensure_admitted(peer, addresses)
+        nonce = self._entropy.random_bytes(ID_BYTES)
+        stream = await self._overlay.open_exchange(peer, Probe(nonce, 2**53, 0))
+        try:
+            await stream.expect(ProbeAnswer, ANSWER_S)
+        finally:
+            await stream.reset()

@@ -1,0 +1,126 @@
+"""Frozen peers are lost to those who wait for them, slow ones are not; survivors and spares lose no time loading."""
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.standby import SETTLED_S
+from p2pmesh.node.vigil import ANSWER_S, SILENCE_S
+from p2pmesh.wire.control import Probe
+from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh
+from tests.fakes.models import FakeModelStore
+from tests.node.test_ingress import end_of, events_of, tokens_of
+from tests.node.test_pipelines import MODEL, chain
+
+SETTLING_S = 5 * SETTLED_S
+
+
+def freeze(node: MeshNode) -> None:
+    """Its connections stand, and nothing comes."""
+
+    async def say_nothing(stream: MessageStream, asked: Any) -> None:
+        await trio.sleep_forever()
+
+    node.node.overlay.serve_exchange(Probe, say_nothing)
+    if node.launcher.engines:
+        node.engine.hold()
+
+
+async def with_spare(mesh: Mesh) -> tuple[list[MeshNode], MeshNode]:
+    nodes = await chain(mesh, 3)
+    spare = await mesh.join("spare", nodes[0])
+    await spare.wait_routable()
+    await trio.sleep(SETTLING_S)
+    return nodes, spare
+
+
+@pytest.mark.parametrize("index", [1, 2])
+async def test_a_frozen_stage_is_lost_within_two_seconds(autojump_clock: MockClock, index: int) -> None:
+    async with open_mesh() as mesh:
+        nodes, spare = await with_spare(mesh)
+        request = mesh.request(max_tokens=200)
+        events = await events_of(spare, request, {50: lambda: freeze(nodes[index])})
+        assert tokens_of(events) == expected(request)
+        assert end_of(events).recoveries == 1
+        told = spare.told("request_recovered")[0]
+        assert 1000 * SILENCE_S < told["stall_ms"] < 1000 * (SILENCE_S + 2 * ANSWER_S + 1)
+        placed = nodes[0].told("placement")[-1]["stages"]
+        assert nodes[index].peer not in {stage["peer_id"] for stage in placed}
+        assert {node.peer for node in nodes if node is not nodes[index]} < {stage["peer_id"] for stage in placed}
+
+
+async def test_a_frozen_driver_is_lost_to_its_ingress(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        coordinator = await mesh.found("coordinator", memory_bytes=0, store=FakeModelStore(MODEL))
+        nodes = {node.peer: node for node in [await mesh.join(f"peer-{number}", coordinator) for number in range(3)]}
+        mesh.serve(coordinator, MODEL, stage_count=2)
+        ready = await coordinator.wait_told("pipeline_ready")
+        await coordinator.wait_routable()
+        await trio.sleep(SETTLING_S)
+        driver = nodes[ready["stages"][0]["peer_id"]]
+        request = mesh.request(max_tokens=200)
+        events = await events_of(coordinator, request, {20: lambda: freeze(driver)})
+        assert tokens_of(events) == expected(request)
+        assert coordinator.told("request_recovered")[0]["stall_ms"] < 6000
+
+
+async def test_a_step_that_takes_long_is_no_loss(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes, spare = await with_spare(mesh)
+        request = mesh.request(max_tokens=60)
+
+        def slow_down() -> None:
+            engine = nodes[1].engine
+            engine.hold()
+            nodes[1].network.nursery.start_soon(go_on_later, engine)
+
+        async def go_on_later(engine: Any) -> None:
+            await trio.sleep(10)
+            engine.go_on()
+
+        events = await events_of(spare, request, {20: slow_down})
+        assert tokens_of(events) == expected(request)
+        assert end_of(events).recoveries == 0
+        assert nodes[0].told("model_withdrawn") == []
+
+
+async def test_survivors_keep_their_engines_and_the_spare_has_one_ready(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes, spare = await with_spare(mesh)
+        first, last = nodes[0].engine, nodes[2].engine
+        waiting = {engine.spec.layers: engine for engine in spare.launcher.engines}
+        assert waiting.keys() == {node.engine.spec.layers for node in nodes}
+        assert nodes[0].node.stages.free_bytes < spare.node.stages.free_bytes
+        layers = nodes[1].engine.spec.layers
+        request = mesh.request(max_tokens=200)
+        events = await events_of(nodes[0], request, {50: lambda: mesh.overlay.kill(nodes[1].peer)})
+        assert tokens_of(events) == expected(request)
+        assert nodes[0].launcher.engines == [first]
+        assert nodes[2].launcher.engines == [last]
+        assert spare.node.table.runs()[0].engine is waiting[layers]
+        await trio.sleep(2 * SETTLING_S)
+        assert spare.launcher.engines == [waiting[layers]]  # busy itself, it is nobody's spare
+
+
+async def test_an_engine_that_dies_is_replaced_by_a_spare_one(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes, spare = await with_spare(mesh)
+        request = mesh.request(max_tokens=200)
+        events = await events_of(nodes[0], request, {50: nodes[2].engine.kill})
+        assert tokens_of(events) == expected(request)
+        assert nodes[0].told("placement")[-1]["stages"][2]["peer_id"] == spare.peer
+
+
+async def test_spare_engines_make_room_for_a_stage(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes, spare = await with_spare(mesh)
+        assert len(spare.launcher.engines) == 3
+        whole = spare.node.stages.free_bytes
+        async with spare.node.stages._reserve(whole):
+            await spare.node.stages._shelf.make_room(0)
+            assert spare.launcher.engines == []
+        request = mesh.request()
+        assert await nodes[1].ask(request) == expected(request)
