@@ -159,6 +159,7 @@ A = TypeVar("A", bound=Announced)
 MAX_REPORTERS = 8
 """Of one peer, that are kept while it is probed."""
 _NEVER = 2**62
+_DEFAULT_POLICY = MembershipPolicy()
 
 
 class MembershipMachine(Generic[A]):
@@ -171,6 +172,12 @@ class MembershipMachine(Generic[A]):
         is_change: whether a fresher announcement says something that others here must hear of; None: never.
     """
 
+    __slots__ = (
+        "_clear_at", "_connected", "_cursor", "_draws", "_due", "_expiry_at", "_heard_any_at", "_inquiries",
+        "_is_change", "_lost", "_members", "_muted", "_order", "_own_peer", "_policy", "_refuted_at", "_round_at",
+        "_sooner", "_sooner_from", "_tickets", "_told", "_tombstones",
+    )  # fmt: skip
+
     def __init__(
         self,
         own_peer: PeerId,
@@ -179,7 +186,7 @@ class MembershipMachine(Generic[A]):
         is_change: Callable[[A, A], bool] | None = None,
     ) -> None:
         self._own_peer = own_peer
-        self._policy = policy or MembershipPolicy()
+        self._policy = policy or _DEFAULT_POLICY
         self._draws = Draws(seed)
         self._is_change = is_change
         self._members: dict[PeerId, _Member] = {}
@@ -200,6 +207,8 @@ class MembershipMachine(Generic[A]):
         self._round_at = _NEVER
         self._due = _NEVER
         self._expiry_at = _NEVER
+        self._clear_at = _NEVER
+        """Not after the first tombstone is over."""
         self._heard_any_at = -1
         self._refuted_at = -_NEVER
 
@@ -264,7 +273,7 @@ class MembershipMachine(Generic[A]):
 
     def deadline(self) -> Micros | None:
         """Not after the earliest thing due; None if nothing is."""
-        return None if self._due == _NEVER else Micros(self._due)
+        return None if self._due == _NEVER else self._due  # type: ignore[return-value]  # a cast is a call
 
     def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
         """The effects of one event. The frequent kinds come first: this is the hot path of the simulator."""
@@ -317,7 +326,9 @@ class MembershipMachine(Generic[A]):
             return self._on_new_life(PeerId(announcement.peer_id), member, now)
         if member.state is MemberState.SUSPECT:
             return self._changed(before, announcement) + self._on_word_of_suspect(PeerId(announcement.peer_id), now)
-        return () if self._is_change is None else self._changed(before, announcement)
+        if self._is_change is None or not self._is_change(before, announcement):  # type: ignore[arg-type]
+            return ()
+        return (PeerChanged(PeerId(announcement.peer_id)),)
 
     def _changed(self, before: Announced, after: Announced) -> tuple[Effect, ...]:
         if self._is_change is None or not self._is_change(before, after):  # type: ignore[arg-type]
@@ -455,7 +466,7 @@ class MembershipMachine(Generic[A]):
                 if peer in self._inquiries:  # not ended by what came of another
                     effects += self._advance(peer, inquiry, now)
         if now >= self._round_at:
-            if self._tombstones:
+            if now >= self._clear_at:
                 self._clear_tombstones(effects, now)
             if now >= self._expiry_at:
                 self._expire(effects, now)
@@ -498,8 +509,8 @@ class MembershipMachine(Generic[A]):
 
     def _begin(self, peer: PeerId, now: Micros) -> _Inquiry:
         self._tickets += 1
-        due = Micros(now + self._policy.probe_timeout_us)
-        inquiry = self._inquiries[peer] = _Inquiry(self._tickets, now, due)
+        due = now + self._policy.probe_timeout_us
+        inquiry = self._inquiries[peer] = _Inquiry(self._tickets, now, due)  # type: ignore[arg-type]  # likewise
         if due < self._due:
             self._due = due
         return inquiry
@@ -704,6 +715,7 @@ class MembershipMachine(Generic[A]):
             self._end_inquiry(oldest)
             made_room = (PeerForgotten(oldest),)
         self._tombstones[peer] = stone
+        self._clear_at = min(self._clear_at, stone.until)
         return made_room
 
     def _on_leaving(self, peer: PeerId, incarnation: int, now: Micros) -> tuple[Effect, ...]:
@@ -734,10 +746,15 @@ class MembershipMachine(Generic[A]):
         return made_room if member is None else (*made_room, PeerLeft(peer))
 
     def _clear_tombstones(self, effects: list[Effect], now: Micros) -> None:
-        for peer in [peer for peer, stone in self._tombstones.items() if stone.until <= now]:
+        again = _NEVER
+        for peer, stone in list(self._tombstones.items()):
+            if stone.until > now:
+                again = min(again, stone.until)
+                continue
             del self._tombstones[peer]
             self._end_inquiry(peer)
             effects.append(PeerForgotten(peer))
+        self._clear_at = again
 
     def _expire(self, effects: list[Effect], now: Micros) -> None:
         """Forgets members whose announcement expired, unless they are connected or being asked."""

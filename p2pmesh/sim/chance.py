@@ -23,15 +23,18 @@ class Chance:
         return per_million > 0 and self.below(PER_MILLION) < per_million
 
 
-_MASK = 2**64 - 1
-_STEP = 0x9E3779B97F4A7C15
+MIX_MASK = 2**64 - 1
+MIX_STEP = 0x9E3779B97F4A7C15
+MIX_FIRST = 0xBF58476D1CE4E5B9
+MIX_SECOND = 0x94D049BB133111EB
+"""Of splitmix64."""
 
 
 def mixed(value: int) -> int:
     """64 bits that look random and depend on ``value`` only (the finalizer of splitmix64)."""
-    value = (value + _STEP) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = (value + MIX_STEP) & MIX_MASK
+    value = ((value ^ (value >> 30)) * MIX_FIRST) & MIX_MASK
+    value = ((value ^ (value >> 27)) * MIX_SECOND) & MIX_MASK
     return value ^ (value >> 31)
 
 
@@ -44,7 +47,7 @@ class Draws:
 
     def below(self, bound: int) -> int:
         """A whole number in ``[0, bound)``, bound at least 1."""
-        self._counter = counter = (self._counter + _STEP) & _MASK
+        self._counter = counter = (self._counter + MIX_STEP) & MIX_MASK
         return mixed(counter) % bound
 
     def happens(self, per_million: int) -> bool:
@@ -57,7 +60,7 @@ class Draws:
         One draw for a whole run of them, out of a table of equally likely values.
         """
         if per_million <= 0:
-            return _MASK
+            return MIX_MASK
         if per_million >= PER_MILLION:
             return 0
         hazard = max(1, round(-PER_MILLION * math.log1p(-per_million / PER_MILLION)))

@@ -157,7 +157,7 @@ class Gossip:
         hearers = hearers[turn:] + hearers[:turn]
         size_bytes = self._sizes.gossiped(size_bytes)
         news = News(publisher, hearers, said, event, size_bytes)
-        world.ledger.gossip[world.traits[publisher.number].host] += size_bytes
+        world.ledger.alike[world.traits[publisher.number].host] += size_bytes
         world.ledger.pass_on(news.cause, size_bytes)
         delay_us, place, width = 0, 0, DEGREE
         while place < len(hearers):
@@ -177,7 +177,7 @@ class Gossip:
             hearers = [hearer for hearer in hearers if side(publisher.number, hearer.number)]
         if said is not None:
             event = AnnouncementReceived(said, lives_us(said, now, 0, SKEW_US))
-        line, bytes_of, perform, arm = world.fold.line, world.ledger.gossip, world.perform, world.arm
+        line, bytes_of, perform, arm = world.fold.line, world.ledger.alike, world.perform, world.arm
         append = line.append
         line.extend((now, publisher.number, said.sequence if said is not None else 0))
         until_drop, has_wrong_clocks = self._until_drop, self.has_wrong_clocks

@@ -94,14 +94,15 @@ class Member:
     """One run of a peer. ``handle`` is membership's, at hand for the loop that calls it millions of times."""
 
     __slots__ = (
-        "admission", "announce_alarm", "connections", "handle", "hosts", "incarnation", "is_joined", "is_up",
-        "machine", "models", "number", "peer_id", "records", "records_alarm", "relays", "said", "seed", "sequence",
-        "shards", "shards_alarm", "started_us", "topics", "traits", "viewed", "wake_us",
+        "admission", "announce_alarm", "connections", "handle", "hosts", "incarnation", "is_joined",
+        "is_nat", "is_up", "machine", "models", "number", "peer_id", "records", "records_alarm", "relays", "said",
+        "seed", "sequence", "shards", "shards_alarm", "started_us", "topics", "traits", "viewed", "wake_us",
     )  # fmt: skip
 
     def __init__(self, traits: Traits, now_us: int, seed: int) -> None:
         self.traits = traits
         self.number = traits.number
+        self.is_nat = traits.is_nat
         self.peer_id = traits.peer_id
         self.seed = mixed(seed ^ (traits.number << 20) ^ traits.starts)
         self.machine: MembershipMachine[Said] = MembershipMachine(

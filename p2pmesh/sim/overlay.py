@@ -45,6 +45,7 @@ _EFFECTS = (
     membership.RefuteSelf,
 )  # fmt: skip
 _CODES: dict[type[Any], int] = {kind: number + 1 << 40 for number, kind in enumerate(_EFFECTS)}
+_PROBE_CODE = _CODES[membership.SendProbe]
 
 
 class Overlay:
@@ -149,8 +150,10 @@ class Overlay:
             return
         now_us = self.calendar.now_us
         self.events += 1
-        self.fold.line.extend((now_us, member.number))
-        effects = member.handle(event, Micros(now_us))
+        append = self.fold.line.append
+        append(now_us)
+        append(member.number)
+        effects = member.handle(event, now_us)  # type: ignore[arg-type]  # the call that makes it Micros costs
         if effects:
             self.perform(member, effects)
         self.arm(member)
@@ -174,7 +177,8 @@ class Overlay:
         due = member.machine.deadline()
         if due is not None and due <= when_us:
             self.tell(member, _DEADLINE)
-            check_deadline_moved(member.machine, when_us)
+            if member.wake_us <= when_us:
+                check_deadline_moved(member.machine, when_us)
         else:
             self.arm(member)
 
@@ -182,14 +186,21 @@ class Overlay:
         """Sees to it that the machine is looked at by its deadline, or now if that has passed."""
         due = member.machine.deadline()
         if due is not None and due < member.wake_us:
-            member.wake_us = max(due, Micros(self.calendar.now_us))  # as the entry will say, or it counts for nothing
-            self.calendar.put(due, WAKE, 0, member)
+            calendar = self.calendar
+            # As the entry will say, or it counts for nothing.
+            member.wake_us = when_us = due if due > calendar.now_us else calendar.now_us
+            calendar.put(when_us, WAKE, 0, member)
 
     def perform(self, member: Member, effects: tuple[Any, ...]) -> None:
         """Carries effects out, each with its trace in the digest."""
         line, numbers, performers = self.fold.line, self.numbers, self._performers
         for effect in effects:
             kind = type(effect)
+            if kind is membership.SendProbe:  # nine of ten
+                number = numbers[effect.peer]
+                line.append(_PROBE_CODE | number)
+                self.probing.send(member, effect, number)
+                continue
             code, perform = performers[kind]
             line.append(code | numbers[effect.reporter if kind in _ABOUT_REPORTERS else effect.peer])
             perform(member, effect)
@@ -198,7 +209,6 @@ class Overlay:
         """For each kind of effect its mark in the digest, and what carries it out."""
         audit = self.audit
         performers: dict[type[Any], Callable[[Member, Any], None]] = {
-            membership.SendProbe: self.probing.send,
             membership.SendIndirectProbe: self.probing.send_indirect,
             membership.ReportDown: self.gossip.report_down,
             membership.PeerJoined: self._heard,
@@ -261,7 +271,9 @@ class Overlay:
                     self.fold.line.append(depth)
                     self._forget_those_out_of_earshot(member)
                     self.arrivals.on_moved(member, left_bits)
-        member.shards_alarm.set_by(self.calendar, member.shards.deadline(), partial(self._wake_shards, member))
+        due = member.shards.deadline()
+        if due is not None and due < member.shards_alarm.due_us:
+            member.shards_alarm.set_at(self.calendar, due, partial(self._wake_shards, member))
 
     def _wake_shards(self, member: Member) -> None:
         if member.is_up:

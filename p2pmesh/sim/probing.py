@@ -42,11 +42,10 @@ class Probing:
         self._drop = drop
         self._until_drop = self._draws.gap(drop)
 
-    def send(self, member: Member, effect: SendProbe) -> None:
-        """A direct probe."""
+    def send(self, member: Member, effect: SendProbe, number: int) -> None:
+        """A direct probe of the peer of that number."""
         world = self._world
         self.sent += 1
-        number = world.numbers[effect.peer]
         took_us = self.ask(member, number)
         if took_us is not None:
             event = ProbeAnswered(effect.peer, effect.ticket, took_us)
@@ -75,39 +74,48 @@ class Probing:
     def ask(self, member: Member, number: int) -> int | None:
         """A question and its answer, paid for: the time that they took, or None if there is none."""
         world = self._world
-        target = world.members[world.traits[number].host]  # ``answering``, which is asked millions of times here
+        own = member.number
+        # ``answering``, looked up twice for those that are gone or made up, since this is asked millions of times.
+        target = world.members[number] or world.members[world.traits[number].host]
         is_connected = number in member.connections
         relay = None
-        if target is not None and not is_connected:
+        if target is not None and target.is_nat and not is_connected:
             relay = self._relay_of(target, member)
-            if relay == member.number:
+            if relay == own:
                 is_connected, relay = True, None
-        if target is None or not world.regions.same_side(member.number, target.number) or relay == _NOBODY:
-            world.ledger.alone(member.number, Cause.PROBES, TRIED_BYTES, 0)
+        regions = world.regions
+        if target is None or relay == _NOBODY or (regions.boundary and not regions.same_side(own, target.number)):
+            world.ledger.alone(own, Cause.PROBES, TRIED_BYTES, 0)
             return None
         size_bytes = ASKED_BYTES if is_connected else DIALLED_BYTES
-        world.ledger.exchange(member.number, target.number, Cause.PROBES, size_bytes, size_bytes)
-        way_us = self._way_us(member.number, target.number, relay, size_bytes)
-        if self._is_lost():
+        world.ledger.exchange_alike(own, target.number, Cause.PROBES, size_bytes)
+        if relay is None:
+            way_us = 2 * regions.one_way_us(own, target.number)
+        else:
+            way_us = self._relayed_us(own, relay, target.number, size_bytes)
+        if self._until_drop > 0:
+            self._until_drop -= 1
+        else:
+            self._until_drop = self._draws.gap(self._drop)
             return None
         return way_us if is_connected else way_us * DIAL_ROUND_TRIPS
 
-    def _way_us(self, a: int, b: int, relay: int | None, size_bytes: int) -> int:
+    def _relayed_us(self, a: int, relay: int, b: int, size_bytes: int) -> int:
         one_way_us = self._world.regions.one_way_us
-        if relay is None:
-            return 2 * one_way_us(a, b)
         self._world.ledger.alone(relay, Cause.PROBES, 2 * size_bytes, 2 * size_bytes)
         return 2 * (one_way_us(a, relay) + one_way_us(relay, b))
 
-    def _relay_of(self, target: Member, member: Member) -> int | None:
-        """None for one that can be dialled; a live relay of one that cannot."""
-        if not target.traits.is_nat:
-            return None
-        world = self._world
-        turn = (self.sent + member.number) % max(1, len(target.relays))
-        for number in target.relays[turn:] + target.relays[:turn]:
-            side = world.regions.same_side
-            if world.members[number] is not None and side(number, target.number) and side(number, member.number):
+    def _relay_of(self, target: Member, member: Member) -> int:
+        """A live relay of one that cannot be dialled."""
+        members, regions, relays = self._world.members, self._world.regions, target.relays
+        turn = self.sent + member.number
+        for _ in relays:
+            number = relays[turn % len(relays)]
+            turn += 1
+            if members[number] is None:
+                continue
+            side = regions.same_side
+            if regions.boundary is None or (side(number, target.number) and side(number, member.number)):
                 return number
         return _NOBODY
 
@@ -117,13 +125,6 @@ class Probing:
         traits = world.traits[number]
         is_gone = world.answering(number) is None
         return is_gone and not traits.is_silent_when_dead and world.regions.same_side(member.number, number)
-
-    def _is_lost(self) -> bool:
-        if self._until_drop > 0:
-            self._until_drop -= 1
-            return False
-        self._until_drop = self._draws.gap(self._drop)
-        return True
 
 
 _NOBODY = -1

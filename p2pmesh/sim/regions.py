@@ -3,7 +3,7 @@
 Peers go by their numbers. Bytes are ``sim.traffic``'s, who runs is ``sim.overlay``'s.
 """
 
-from p2pmesh.sim.chance import mixed
+from p2pmesh.sim.chance import MIX_FIRST, MIX_MASK, MIX_SECOND, MIX_STEP, mixed
 from p2pmesh.sim.overlay_scenario import RegionLinks
 
 
@@ -12,12 +12,14 @@ class Regions:
 
     def __init__(self, links: RegionLinks, seed: int) -> None:
         self._links = links
+        self._one_way_us = links.one_way_us
         self._seed = mixed(seed)
         self._draws = mixed(self._seed)
         self._regions: list[int] = []
         self._spread, self._jitter = links.spread_percent, links.jitter_percent
         self._slow: dict[int, int] = {}
-        self._boundary: int | None = None
+        self.boundary: int | None = None
+        """The first peer beyond the partition, if there is one."""
 
     def region(self, number: int) -> int:
         """The region of a peer."""
@@ -36,31 +38,30 @@ class Regions:
         raise AssertionError("the weights add up to more than every point")
 
     def one_way_us(self, a: int, b: int) -> int:
-        """From a to b now, jitter included."""
-        low, high = (a, b) if a < b else (b, a)
+        """From a to b now, jitter included. ``mixed`` is written out twice: this is asked for every probe."""
         regions, spread, jitters = self._regions, self._spread, self._jitter
-        if high >= len(regions):
-            self.region(high)
-        base_us = self._links.one_way_us[regions[a]][regions[b]]
-        base_us = base_us * spread[mixed(self._seed ^ (low << 32 | high)) % len(spread)] // 100
-        self._draws = draws = self._draws + 1
-        jitter = jitters[mixed(draws) % len(jitters)]
+        if a >= len(regions) or b >= len(regions):
+            self.region(max(a, b))
+        pair = ((self._seed ^ (a << 32 | b if a < b else b << 32 | a)) + MIX_STEP) & MIX_MASK
+        pair = ((pair ^ (pair >> 30)) * MIX_FIRST) & MIX_MASK
+        pair = ((pair ^ (pair >> 27)) * MIX_SECOND) & MIX_MASK
+        base_us = self._one_way_us[regions[a]][regions[b]] * spread[(pair ^ (pair >> 31)) % len(spread)] // 100
+        self._draws = drawn = self._draws + 1
+        drawn = (drawn + MIX_STEP) & MIX_MASK
+        drawn = ((drawn ^ (drawn >> 30)) * MIX_FIRST) & MIX_MASK
+        drawn = ((drawn ^ (drawn >> 27)) * MIX_SECOND) & MIX_MASK
+        way_us = base_us + base_us * jitters[(drawn ^ (drawn >> 31)) % len(jitters)] // 100
         slow = self._slow
-        return base_us + base_us * jitter // 100 + (slow.get(a, 0) + slow.get(b, 0) if slow else 0)
+        return way_us + slow.get(a, 0) + slow.get(b, 0) if slow else way_us
 
     # --- faults -----------------------------------------------------------------
     def partition(self, boundary: int | None) -> None:
         """Cuts peers below ``boundary`` off the others; None heals."""
-        self._boundary = boundary
-
-    @property
-    def boundary(self) -> int | None:
-        """The first peer beyond the partition, if there is one."""
-        return self._boundary
+        self.boundary = boundary
 
     def same_side(self, a: int, b: int) -> bool:
         """Whether no partition lies between them."""
-        return self._boundary is None or (a < self._boundary) == (b < self._boundary)
+        return self.boundary is None or (a < self.boundary) == (b < self.boundary)
 
     def slow_down(self, numbers: tuple[int, ...], delay_us: int) -> None:
         """Every way to and from these peers takes so much longer; 0 ends it."""

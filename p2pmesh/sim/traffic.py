@@ -111,15 +111,15 @@ class TrafficLedger:
     """Bytes in and out by peer, and by cause over all peers."""
 
     def __init__(self) -> None:
-        self.gossip = array("q")
-        """In and out alike, by peer; ``pass_on`` says what for."""
+        self.alike = array("q")
+        """In and out alike, by peer: gossip, of which ``pass_on`` says what for, and probes."""
         self.sent = array("q")
         self.received = array("q")
         self._by_cause = [0] * len(Cause)
 
     def add_peer(self) -> None:
         """The next number."""
-        for column in (self.gossip, self.sent, self.received):
+        for column in (self.alike, self.sent, self.received):
             column.append(0)
 
     def exchange(self, a: int, b: int, cause: Cause, sent: int, received: int) -> None:
@@ -129,6 +129,13 @@ class TrafficLedger:
         self.sent[b] += received
         self.received[b] += sent
         self._by_cause[cause] += 2 * (sent + received)
+
+    def exchange_alike(self, a: int, b: int, cause: Cause, size_bytes: int) -> None:
+        """Both send and receive as much."""
+        alike = self.alike
+        alike[a] += size_bytes
+        alike[b] += size_bytes
+        self._by_cause[cause] += 4 * size_bytes
 
     def alone(self, number: int, cause: Cause, sent: int, received: int) -> None:
         """Bytes to or from nobody in particular."""
@@ -142,14 +149,14 @@ class TrafficLedger:
 
     def forget(self) -> None:
         """All counters back to nothing: what stood at the start was paid before it."""
-        for column in (self.gossip, self.sent, self.received):
+        for column in (self.alike, self.sent, self.received):
             for number in range(len(column)):
                 column[number] = 0
         self._by_cause = [0] * len(Cause)
 
     def totals(self, number: int) -> tuple[int, int]:
         """All bytes that a peer sent, and received."""
-        return self.sent[number] + self.gossip[number], self.received[number] + self.gossip[number]
+        return self.sent[number] + self.alike[number], self.received[number] + self.alike[number]
 
     def by_cause(self) -> dict[str, int]:
         """In and out together, over all peers."""

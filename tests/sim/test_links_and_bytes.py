@@ -74,7 +74,7 @@ def test_bytes_go_to_both_ends_and_to_their_cause() -> None:
         ledger.add_peer()
     ledger.exchange(0, 1, Cause.PROBES, 10, 3)
     ledger.alone(2, Cause.UPKEEP, 5, 0)
-    ledger.gossip[1] += 100
+    ledger.alike[1] += 100
     ledger.pass_on(Cause.NOTES, 100)
     assert [ledger.totals(number) for number in range(3)] == [(10, 3), (103, 110), (5, 0)]
     spent = {"notes": 200, "probes": 26, "upkeep": 5}
