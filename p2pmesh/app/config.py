@@ -19,6 +19,7 @@ from p2pmesh.base.limits import (
     MAX_ADDRESSES,
     MAX_ANNOUNCED_MODELS,
     MAX_LANES,
+    MAX_LAYERS,
     MAX_MESH_OWNERS,
     MAX_NAME_BYTES,
     MAX_STAGES,
@@ -179,6 +180,18 @@ class BenchOverlayOptions:
     def __post_init__(self) -> None:
         _check_range("--peers", self.peers, 2, 64)
         _check_range("--minutes", self.minutes, 1, 24 * 60)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlannerOptions:
+    """What ``p2pmesh bench planner`` was asked to do."""
+
+    peers: int = 64
+    layers: int = 128
+
+    def __post_init__(self) -> None:
+        _check_range("--peers", self.peers, 1, 1024)
+        _check_range("--layers", self.layers, 1, MAX_LAYERS)
 
 
 def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
-from p2pmesh.app.config import BenchOverlayOptions, LogFormat, choose_home
+from p2pmesh.app.config import BenchOverlayOptions, BenchPlannerOptions, LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
@@ -154,6 +154,13 @@ def _bench_codecs(args: Namespace) -> int:
     return run_codecs(sys.stdout, is_json=args.json)
 
 
+def _bench_planner(args: Namespace) -> int:
+    options = BenchPlannerOptions(args.peers, args.layers)
+    from p2pmesh.app.bench_planner import run_planner
+
+    return run_planner(options.peers, options.layers, sys.stdout, is_json=args.json)
+
+
 def _bench_overlay(args: Namespace) -> int:
     options = BenchOverlayOptions(args.peers, args.minutes, args.json)
     from p2pmesh.app.bench_overlay import run_overlay
@@ -198,5 +205,6 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "bench decode": _bench_decode,
     "bench codecs": _bench_codecs,
     "bench overlay": _bench_overlay,
+    "bench planner": _bench_planner,
     "simulate": _simulate,
 }
