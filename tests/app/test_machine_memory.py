@@ -1,0 +1,23 @@
+"""What a node offers of its machine."""
+
+import pytest
+
+from p2pmesh.app import machine_memory
+from p2pmesh.app.machine_memory import RESERVE_BYTES, offered_memory_bytes
+from p2pmesh.base.quantities import GIB
+
+
+def test_what_was_typed_is_offered() -> None:
+    assert offered_memory_bytes(5) == 5
+
+
+@pytest.mark.parametrize(("left", "expected"), [(None, 8 * GIB), (4 * GIB, 4 * GIB), (16 * GIB, 8 * GIB), (0, 0)])
+def test_a_share_of_what_machine_and_group_leave(
+    monkeypatch: pytest.MonkeyPatch, left: int | None, expected: int
+) -> None:
+    class Memory:
+        available = 8 * GIB
+
+    monkeypatch.setattr(machine_memory.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(machine_memory, "memory_left_bytes", lambda: left)
+    assert offered_memory_bytes(None) == max(0, int(expected * 0.8) - RESERVE_BYTES)
