@@ -60,6 +60,9 @@ class TransferPolicy:
     max_duplicates: int = 16
     """Pieces that may be asked of a second source at the end, when others have nothing left to do."""
     seek_again_us: int = 10 * MICROS_PER_SECOND
+    few_sources: int = 3
+    look_again_us: int = 60 * MICROS_PER_SECOND
+    """With fewer sources, others are searched again after so long: peers that got the file meanwhile have it, too."""
     max_seeks: int = 6
     """Searches for sources, one after another, that bring none."""
     stall_us: int = 600 * MICROS_PER_SECOND
@@ -140,7 +143,7 @@ class DropSource:
 
 @dataclass(frozen=True, slots=True)
 class SeekSources:
-    """Nobody is left to ask: look for others. Answered by ``SeekEnded``."""
+    """Nobody, or few, are there to ask: look for others. Answered by ``SeekEnded``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,7 @@ class TransferMachine:
         self._duplicated: set[int] = set()
         self._seeks = 0
         self._is_seeking = False
+        self._is_seek_due = True
         self._seek_at: int | None = None
         self._progress_at = 0
         self._is_over = False
@@ -334,6 +338,8 @@ class TransferMachine:
     def _on_seek_ended(self, now: int) -> tuple[Effect, ...]:
         self._is_seeking = False
         if self.sources:
+            if len(self.sources) < self._policy.few_sources:
+                self._seek_at = now + self._policy.look_again_us
             return ()
         causes = [source.cause for source in self._sources.values()]
         if self._seeks >= self._policy.max_seeks or (causes and all(cause in _FINAL for cause in causes)):
@@ -345,7 +351,7 @@ class TransferMachine:
         if now >= self._progress_at + self._policy.stall_us:
             return (self._give_up(f"nothing came for {self._policy.stall_us // MICROS_PER_SECOND} s"),)
         if self._seek_at is not None and now >= self._seek_at:
-            self._seek_at = None
+            self._seek_at, self._is_seek_due = None, True
         effects: list[Effect] = []
         late = dict.fromkeys(request.peer for request in self._requests.values() if request.deadline <= now)
         for peer in late:
@@ -363,6 +369,8 @@ class TransferMachine:
         numbers = [number for number, request in self._requests.items() if request.peer == peer]
         for number in numbers:
             self._end_request(number)
+        if not self.sources:
+            self._seek_at, self._is_seek_due = None, True
         return (*(CancelRequest(number) for number in numbers), DropSource(peer, cause))
 
     def _end_request(self, number: int) -> _Request | None:
@@ -398,8 +406,9 @@ class TransferMachine:
         effects: list[Effect] = []
         while (ask := self._next_ask(now)) is not None:
             effects.append(ask)
-        if not self.sources and not self._is_seeking and self._seek_at is None:
-            self._is_seeking, self._seeks = True, self._seeks + 1
+        if self._is_seek_due and not self._is_seeking:
+            self._is_seeking, self._is_seek_due = True, False
+            self._seeks += not self.sources
             effects.append(SeekSources())
         return tuple(effects)
 

@@ -4,7 +4,7 @@ Owns the search: provider records of its digest, and peers that announce the who
 found is a hint; what comes of it is ``node.transfer``'s, and whom files are exchanged with ``core.artifact_policy``'s.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -67,8 +67,11 @@ class ArtifactSources:
         found = await self.find_providers(digest)
         return tuple(one for one in found if one.peer != self._overlay.own_peer and self._may_exchange(one.peer))
 
-    async def find(self, wanted: WantedFile, origin: FileOrigin, found: Found) -> None:
-        """Tells of each source as it is found; returns when the search is over, at once where nobody else is asked."""
+    async def find(self, wanted: WantedFile, origin: FileOrigin, found: Found, known: Container[PeerId] = ()) -> None:
+        """Tells of each source as it is found; returns when the search is over, at once where nobody else is asked.
+
+        ``known`` are sources already, and need not prepare the file again.
+        """
         if not self._is_searching:
             return
 
@@ -80,7 +83,8 @@ class ArtifactSources:
             nursery.start_soon(self._from_records, wanted.digest, offer)
             if origin.model_digest is not None and origin.layers is not None:
                 question = PrepareArtifact(wanted.digest, origin.model_digest, origin.layers.start, origin.layers.end)
-                for peer in self._holders(origin.model_digest, origin.peer)[:MAX_PREPARING]:
+                holders = [peer for peer in self._holders(origin.model_digest, origin.peer) if peer not in known]
+                for peer in holders[:MAX_PREPARING]:
                     nursery.start_soon(self._from_model, peer, question, offer)
 
     async def _from_records(self, digest: Digest, offer: Found) -> None:

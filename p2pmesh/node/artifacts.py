@@ -362,6 +362,7 @@ class _Seeking:
         self._wanted = wanted
         self._origin = origin
         self._is_first = True
+        self._told: set[PeerId] = set()
 
     async def __call__(self, found: Found) -> None:
         known = (Provider(self._origin.peer, self._origin.addresses), *self._origin.others)
@@ -370,7 +371,12 @@ class _Seeking:
             await found(one.peer, one.addresses)
         is_first, self._is_first = self._is_first, False
         if not is_first or self._wanted.size_bytes > SEARCH_ABOVE_BYTES:
-            await self._sources.find(self._wanted, self._origin, found)
+
+            async def tell(peer: PeerId, addresses: tuple[str, ...]) -> None:
+                self._told.add(peer)
+                await found(peer, addresses)
+
+            await self._sources.find(self._wanted, self._origin, tell, self._told)
 
 
 class _DropReport:

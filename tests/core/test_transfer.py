@@ -175,6 +175,31 @@ def test_a_search_that_brings_nobody_is_repeated_and_ends() -> None:
     assert end.cause is None
 
 
+def test_others_are_searched_again_while_sources_are_few() -> None:
+    driven = Driven(400)
+    driven.feed(SourceFound(A))
+    assert driven.feed(SeekEnded()) == ()
+    for _ in range(2):
+        for _ in range(6):
+            driven.now += 10 * SECOND
+            driven.bring(driven.of(A)[0])
+        assert SeekSources() in driven.feed(DeadlinePassed())
+        assert driven.feed(SeekEnded()) == ()
+    for peer in (B, C):
+        driven.feed(SourceFound(peer))
+    driven.now += 60 * SECOND
+    told = driven.feed(DeadlinePassed())
+    assert SeekSources() in told
+    assert driven.feed(SourceFound(A)) is not None
+
+
+def test_whoever_is_lost_while_a_search_waits_is_searched_for_at_once() -> None:
+    driven = Driven(8)
+    driven.feed(SourceFound(A))
+    driven.feed(SeekEnded())
+    assert SeekSources() in driven.fail(driven.of(A)[0], Cause.LOST)
+
+
 def test_a_busy_source_is_asked_again_later() -> None:
     driven = Driven(8)
     driven.feed(SourceFound(A))

@@ -14,14 +14,23 @@ import trio
 
 from p2pmesh.adapters.identity import NodeIdentity, identity_of_seed
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
-from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.base.ids import Digest, PeerId
-from p2pmesh.base.limits import CONTROL_PROTOCOL
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
+from p2pmesh.base.ids import Digest, MeshId, PeerId
+from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_LEASE_MS
 from p2pmesh.base.quantities import KIB, MIB
 from p2pmesh.node.channels import MessageStream, refusal_of
-from p2pmesh.ports.network import ByteStream
-from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, LoadStage, StageEntry
+from p2pmesh.ports.network import ByteStream, Provider
+from p2pmesh.wire.control import (
+    ArtifactChunk,
+    ClaimGranted,
+    ClaimRun,
+    FetchArtifact,
+    FetchPieceList,
+    LoadStage,
+    StageEntry,
+)
 from p2pmesh.wire.pieces import PieceHasher, PieceList
+from p2pmesh.wire.records import artifact_key
 from tests.e2e.hello import say_hello
 from tests.e2e.peers import Event, NodeProcess, Peers, wait_until
 
@@ -61,6 +70,7 @@ class Member:
     pause_s: float
     answer: Answer
     sent_bytes: int = 0
+    orders: int = 0
     grown: trio.Event = field(default_factory=trio.Event)
 
     async def serve(self, raw: ByteStream) -> None:
@@ -96,10 +106,17 @@ class Member:
 
     async def order(self, peer: PeerId) -> MessageStream:
         """Has a node fetch the file for a stage that is never to be."""
-        size = len(self.file.data)
+        self.orders += 1
+        size, run_id = len(self.file.data), self.orders.to_bytes(16, "big")
+        model = hashlib.sha256(self.identity.peer_id.encode()).hexdigest()
+        claim = ClaimRun(model, run_id, self.orders, MAX_LEASE_MS, (self.identity.peer_id, peer), False)
+        stream = MessageStream(await self.network.open_stream(peer, CONTROL_PROTOCOL, 10))
+        await stream.send(claim)
+        await stream.expect(ClaimGranted, 10)
         load = LoadStage(
-            bytes(16), "no-model", "0" * 64, size, 4, 0, (StageEntry(peer, 0, 4, ()),), self.file.digest, size, size,
-            64, 1, 1, pieces_digest=self.file.pieces.digest,
+            run_id=run_id, term=self.orders, model="no-model", model_digest=model, model_bytes=size, layer_count=4,
+            index=0, stages=(StageEntry(peer, 0, 4, ()),), artifact_digest=self.file.digest, artifact_bytes=size,
+            needed_bytes=size, context_tokens=64, lanes=1, wire_dtype=1, pieces_digest=self.file.pieces.digest,
         )  # fmt: skip
         stream = MessageStream(await self.network.open_stream(peer, CONTROL_PROTOCOL, 10))
         await stream.send(load)
@@ -128,6 +145,41 @@ async def in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 
 async def wait_fetched(node: NodeProcess, after: int = 0) -> Event:
     return await in_thread(lambda: node.wait_for("stage_fetched", after=after, timeout_s=WAIT_S))
+
+
+class Records:
+    """The records that a member may ask for: those of nodes that it has met."""
+
+    def __init__(self, met: list[Provider]) -> None:
+        self.met = met
+
+    def is_admitted(self, peer: PeerId) -> bool:
+        return peer in {one.peer for one in self.met}
+
+    def record_servers(self) -> tuple[Provider, ...]:
+        return tuple(self.met)
+
+    async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        if not self.is_admitted(peer):
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, "not met")
+
+
+async def wait_provided(file: File, founder: NodeProcess, holders: list[NodeProcess]) -> None:
+    """Until the file is found at all holders."""
+    mesh_id = founder.status()["mesh_id"]
+    async with a_peer(63, file) as asker:
+        met = [Provider(await asker.meet(node, mesh_id, founder.invite), ()) for node in (founder, *holders)]
+        asker.network.serve_records(Records(met), is_server=False)
+        wanted = {node.peer_id for node in holders}
+        with trio.fail_after(WAIT_S):
+            found: set[PeerId] = set()
+            while not wanted <= found:
+                found = {one.peer for one in await asker.network.find_providers(key_of(mesh_id, file), 8, 10)}
+                await trio.sleep(0.1)
+
+
+def key_of(mesh_id: str, file: File) -> bytes:
+    return artifact_key(MeshId(mesh_id), file.digest)
 
 
 def given_by(node: NodeProcess) -> int:
@@ -184,6 +236,7 @@ async def test_a_source_that_is_killed_and_one_that_lies_stop_nothing(peers: Pee
         for holder in holders:
             assert (await wait_fetched(holder))["wasted_bytes"] == 0
     receiver = peers.join("receiver", founder.invite, "--max-memory", "1GiB")
+    await wait_provided(file, founder, holders)
     async with a_peer(62, file, answer=wrong) as liar:
         await liar.order(await liar.meet(receiver, mesh_id, founder.invite))
         given = given_by(holders[0])
