@@ -367,11 +367,8 @@ class DiskModelStore:
             self._ledger.remember_digest(path, stamp, digest)
 
     def check(self, named: NamedModel) -> None:
-        """Reads the head of a model that ``find`` found, blocking, outside of trio; raises as ``load``.
-
-        Leaves what pip installed, and layer packages, to ``load``: their heads cost joining, or digests.
-        """
-        if named.package is None and not is_package(named.path):
+        """Reads the head of a model that ``find`` found, blocking; raises as ``load``. Joins no packaged parts."""
+        if named.package is None:
             with self._open(named.path) as source:
                 self._index_of(source)
 
