@@ -194,6 +194,41 @@ class BenchPlannerOptions:
         _check_range("--layers", self.layers, 1, MAX_LAYERS)
 
 
+CHAOS_FAULTS = ("kill-node", "kill-engine", "freeze", "slow")
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosOptions:
+    """What ``p2pmesh chaos`` was asked to do. ``is_matrix``: one kill a request, at each stage and position."""
+
+    home: Path
+    model: str | None = None
+    stages: int = 3
+    spares: int = 1
+    requests: int = 50
+    tokens: int = 64
+    parallel: int = 2
+    every_s: float = 10.0
+    faults: tuple[str, ...] = CHAOS_FAULTS
+    seed: int = 0
+    is_matrix: bool = False
+    positions: int = 20
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("--stages", self.stages, 1, 16)
+        _check_range("--spares", self.spares, 0, 16)
+        _check_range("--requests", self.requests, 1, 100_000)
+        _check_range("--tokens", self.tokens, 2, 2048)
+        _check_range("--parallel", self.parallel, 1, 64)
+        _check_range("--every", int(self.every_s), 1, 3600)
+        _check_range("--positions", self.positions, 1, 1000)
+        for name in self.faults:
+            if name not in CHAOS_FAULTS:
+                text = f"--faults {name}: there are {', '.join(CHAOS_FAULTS)}"
+                raise ConfigError(ErrorCode.CONFIG_INVALID, text)
+
+
 def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:
     """The node's home: ``--home``, else ``P2PMESH_HOME``, else ``~/.p2pmesh``; absolute, not yet created.
 

@@ -28,7 +28,7 @@ from p2pmesh.cli.output import (
     printable,
 )
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
-from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
+from p2pmesh.cli.parser import bench_decode_options, build_parser, chaos_options, chat_options, up_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,6 +168,13 @@ def _bench_overlay(args: Namespace) -> int:
     return run_overlay(options, sys.stdout)
 
 
+def _chaos(args: Namespace) -> int:
+    options = chaos_options(args)
+    from p2pmesh.app.chaos import run_chaos
+
+    return run_chaos(options, sys.stdout)
+
+
 def _simulate(args: Namespace) -> int:
     from p2pmesh.app import simulate
 
@@ -206,5 +213,6 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "bench codecs": _bench_codecs,
     "bench overlay": _bench_overlay,
     "bench planner": _bench_planner,
+    "chaos": _chaos,
     "simulate": _simulate,
 }

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from p2pmesh import __version__
 from p2pmesh.app.config import (
+    CHAOS_FAULTS,
     DEFAULT_API_PORT,
     DEFAULT_CACHE_QUOTA_BYTES,
     DEFAULT_CONSOLE_PORT,
     PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
+    ChaosOptions,
     ChatOptions,
     LogFormat,
     UpOptions,
@@ -55,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_certify(commands)
     add_plan(commands)
     _add_bench(commands)
+    _add_chaos(commands)
     _add_simulate(commands)
     return parser
 
@@ -126,6 +129,27 @@ def _add_bench(commands: Commands) -> None:
     overlay.add_argument("--peers", type=int, metavar="N", default=30, help="node processes (default: %(default)s)")
     overlay.add_argument("--minutes", type=int, metavar="M", default=5, help="of idling (default: %(default)s)")
     overlay.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_chaos(commands: Commands) -> None:
+    summary = "Serve a model on local nodes, kill and freeze its stages, and tell what was lost."
+    add = _add_command(commands, "chaos", summary).add_argument
+    add("--model", metavar="REF", help="default: the demo model")
+    add("--stages", type=int, metavar="N", default=3, help="default: %(default)s")
+    add("--spares", type=int, metavar="N", default=1, help="peers beside those of the stages (default: %(default)s)")
+    add("--requests", type=int, metavar="N", default=50, help="default: %(default)s")
+    add("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
+    add("--parallel", type=int, metavar="N", default=2, help="requests at a time (default: %(default)s)")
+    add("--every", type=float, metavar="S", default=10.0, help="seconds between faults (default: %(default)s)")
+    add("--faults", type=_names, metavar="F,F", default=CHAOS_FAULTS, help=f"of {', '.join(CHAOS_FAULTS)}")
+    add("--seed", type=int, metavar="S", default=0, help="equal seeds, equal faults (default: %(default)s)")
+    add("--matrix", action="store_true", help="one fault a request, at each stage and position, greedy and sampled")
+    add("--positions", type=int, metavar="N", default=20, help="of the matrix (default: %(default)s)")
+    add("--json", action="store_true", help="as JSON")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _add_simulate(commands: Commands) -> None:
@@ -213,6 +237,14 @@ def chat_options(args: argparse.Namespace) -> ChatOptions:
         temperature=args.temperature,
         seed=args.seed,
     )
+
+
+def chaos_options(args: argparse.Namespace) -> ChaosOptions:
+    """The options of ``chaos``."""
+    return ChaosOptions(
+        choose_home(args.home), args.model, args.stages, args.spares, args.requests, args.tokens, args.parallel,
+        args.every, args.faults, args.seed, args.matrix, args.positions, args.json,
+    )  # fmt: skip
 
 
 def bench_decode_options(args: argparse.Namespace) -> BenchDecodeOptions:
