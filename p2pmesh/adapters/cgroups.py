@@ -13,6 +13,8 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 _MAX_GROUPS_BYTES = 64 * 1024
 _MAX_STAT_BYTES = 64 * 1024
 _MOST_LEVELS = 64
+_NO_LIMIT = 1 << 60
+"""Version 2 says ``max`` where there is no limit, version 1 a number near 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def _groups(root: Path, own_groups: Path) -> Iterator[tuple[Path, _Version]]:
 def _left_in(folder: Path, version: _Version) -> int | None:
     limit = _number(_read(folder / version.limit, 64))
     usage = _number(_read(folder / version.usage, 64))
-    if limit is None or usage is None:
-        return None  # "max" is no limit; version 1 gives a number near 2^63, which bounds nothing either
+    if limit is None or usage is None or limit >= _NO_LIMIT:
+        return None
     stat = dict(line.split()[:2] for line in _read(folder / "memory.stat", _MAX_STAT_BYTES).splitlines() if " " in line)
     return max(0, limit - usage + (_number(stat.get(version.droppable, "")) or 0))
 

@@ -141,6 +141,12 @@ def _plan(args: Namespace) -> int:
     return run_plan(args)
 
 
+def _gpus(args: Namespace) -> int:
+    from p2pmesh.cli.gpus import run_gpus
+
+    return run_gpus(args)
+
+
 def _bench_decode(args: Namespace) -> int:
     options = bench_decode_options(args)
     from p2pmesh.app.bench import run_decode
@@ -209,6 +215,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
     "certify wire": run_certify_wire,
     "certify families": run_certify_families,
     "plan": _plan,
+    "gpus": _gpus,
     "bench decode": _bench_decode,
     "bench codecs": _bench_codecs,
     "bench overlay": _bench_overlay,

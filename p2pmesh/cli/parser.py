@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_peer(commands)
     add_certify(commands)
     add_plan(commands)
+    _add_gpus(commands)
     _add_bench(commands)
     _add_chaos(commands)
     _add_simulate(commands)
@@ -108,6 +109,12 @@ def _add_chat(commands: Commands) -> None:
 def _add_status(commands: Commands) -> None:
     status = _add_command(commands, "status", "Show what a running node is doing.")
     status.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_gpus(commands: Commands) -> None:
+    summary = "List what llama.cpp can run on here, and what a node would offer."
+    gpus = commands.add_parser("gpus", help=summary, description=summary, allow_abbrev=False)
+    gpus.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_bench(commands: Commands) -> None:

@@ -56,5 +56,7 @@ def test_without_limits_without_groups_and_with_nonsense_nothing_is_known(tmp_pa
     write_second(root, "max", GIB)
     assert memory_left_bytes(root, groups_of(tmp_path, "0::/\n")) is None
     assert memory_left_bytes(tmp_path / "none", tmp_path / "nothing") is None
+    write_second(root, str(2**63 - 4096), GIB)
+    assert memory_left_bytes(root, groups_of(tmp_path, "0::/\n")) is None
     write_second(root, "-5", GIB)
     assert memory_left_bytes(root, groups_of(tmp_path, "0::/../../etc\nnonsense\n::\n")) is None
