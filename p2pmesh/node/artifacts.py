@@ -33,8 +33,9 @@ from p2pmesh.wire.pieces import PieceList, checked_piece_list, single_piece_list
 
 MAX_TRANSFERS = 4
 """Files on their way here at a time; each holds a few pieces in memory."""
-MAX_GIVEN = 16
-MAX_GIVEN_TO_A_PEER = 4
+MAX_GIVEN = 32
+MAX_GIVEN_TO_A_PEER = 12
+"""A peer fetches a few fragments at once, each by a few requests; whoever is refused waits for seconds."""
 MAX_HERE = 32
 BUSY_PAUSE_S = 0.03
 """Between two portions of 256 KiB: 8 MiB/s."""

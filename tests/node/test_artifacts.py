@@ -15,6 +15,7 @@ from p2pmesh.base.quantities import KIB
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
+from p2pmesh.node.artifacts import MAX_GIVEN_TO_A_PEER
 from p2pmesh.node.node import Node
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.models import ModelFile
@@ -300,7 +301,10 @@ async def test_more_requests_than_a_peer_may_have_open_are_refused(autojump_cloc
     async with open_mesh() as mesh:
         world = await takers(mesh, holder(portion_s=100.0))
         question = FetchArtifact(DIGEST, PIECES.digest, 0, 10)
-        streams = [await world.taker.node.overlay.open_exchange(world.origin.peer, question) for _ in range(4)]
+        streams = [
+            await world.taker.node.overlay.open_exchange(world.origin.peer, question)
+            for _ in range(MAX_GIVEN_TO_A_PEER)
+        ]
         await trio.testing.wait_all_tasks_blocked()
         assert await refusal_of(world.taker, world.origin, question) is ErrorCode.OVERLOADED
         for stream in streams:
