@@ -10,10 +10,12 @@ from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.quantities import KIB, format_size
+from p2pmesh.sim.claims_scenario import ClaimsScenario
+from p2pmesh.sim.claims_world import ClaimsReport, simulate_claims
 from p2pmesh.sim.overlay_report import OverlayReport, describe_overlay, simulate_overlay
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.recorder import Recorder, replay_recording
-from p2pmesh.sim.scenario import MAX_SIMULATED_PEERS
+from p2pmesh.sim.scenario import MAX_SIMULATED_PEERS, Scenario
 from p2pmesh.sim.scenario_file import MAX_FILE_CHARACTERS, AnyScenario, builtin_scenario, decode_scenario
 from p2pmesh.sim.world import Report, simulate
 
@@ -72,18 +74,21 @@ def run_simulation(options: SimulateOptions) -> dict[str, Any]:
 
 
 def _count_peers(scenario: AnyScenario, wanted: int | None) -> int:
-    is_overlay = isinstance(scenario, OverlayScenario)
-    low, high = (2, MAX_SIMULATED_PEERS // 2) if is_overlay else (1, MAX_SIMULATED_PEERS)
-    peers = wanted if wanted is not None else scenario.peers if isinstance(scenario, OverlayScenario) else DEFAULT_PEERS
+    low, high = (1, MAX_SIMULATED_PEERS) if isinstance(scenario, Scenario) else (2, MAX_SIMULATED_PEERS // 2)
+    if isinstance(scenario, ClaimsScenario):
+        low = max(low, scenario.holders)
+    peers = wanted if wanted is not None else DEFAULT_PEERS if isinstance(scenario, Scenario) else scenario.peers
     if not low <= peers <= high:
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"--peers {peers} is not within {low} to {high}")
     return peers
 
 
-def _run(scenario: AnyScenario, peers: int, options: SimulateOptions) -> Report | OverlayReport:
+def _run(scenario: AnyScenario, peers: int, options: SimulateOptions) -> Report | OverlayReport | ClaimsReport:
     if not isinstance(scenario, OverlayScenario):
         if options.record is not None:
             raise ConfigError(ErrorCode.CONFIG_INVALID, "--record is for scenarios of the world 'overlay'")
+        if isinstance(scenario, ClaimsScenario):
+            return simulate_claims(scenario, peers, options.seed)
         return simulate(scenario, peers, options.seed)
     # Millions of small objects that live to the end: looking at them again and again finds no garbage.
     gc.disable()
@@ -122,11 +127,26 @@ def describe_simulation(report: dict[str, Any]) -> str:
             f"{report['simulated_us'] / 1e6:.0f} s simulated in {report['elapsed_s']} s "
             f"({report['cpu_s']} s of one core, {format_size(report['peak_rss_bytes'])})",
             f"{report['events']} events, {report['events_per_s']} a second, digest {report['digest']}",
-            *(describe_overlay(report) if "bars" in report else _describe_runs(report)),
+            *_describe_world(report),
             held,
             *report["violations"],
         ]
     )
+
+
+def _describe_world(report: dict[str, Any]) -> list[str]:
+    if "bars" in report:
+        return describe_overlay(report)
+    return _describe_claims(report) if "takeovers" in report else _describe_runs(report)
+
+
+def _describe_claims(report: dict[str, Any]) -> list[str]:
+    return [
+        f"{report['claims_held']} claims held, {report['takeovers']} runs taken over, "
+        f"{report['step_downs']} coordinators of serving runs stepped down",
+        f"models were served {report['served_per_million'] / 10_000:.2f} % of the time in which they could be, "
+        f"at most {report['longest_unserved_us'] / 1e6:.0f} s not",
+    ]
 
 
 def _describe_runs(report: dict[str, Any]) -> list[str]:

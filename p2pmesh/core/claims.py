@@ -24,13 +24,18 @@ def quorum(peer_count: int) -> int:
     return peer_count // 2 + 1
 
 
+MAX_HASTY_ATTEMPTS = 4
+"""So often a claimant follows at once upon the terms that it is told; then it backs off."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimPolicy:
     """Times of both sides, in microseconds.
 
     ``drift_us`` of a lease are given away, so that clocks may run apart by a twentieth each way. ``answer_us`` is
-    how long one round waits; ``claiming_us`` how long a claim is tried for. The successor at place ``i`` of the list
-    waits ``i - 1`` times ``succession_us`` after the lease; ``keep_us`` is how long a run outlives it.
+    how long one round waits; ``claiming_us`` how long a claim is tried for, ``takeover_us`` how long at a time a run is
+    tried to be taken over. The successor at place ``i`` of the list waits ``i - 1`` times ``succession_us`` after the
+    lease; ``keep_us`` is how long a run outlives it.
     """
 
     lease_us: int = 15_000_000
@@ -39,7 +44,8 @@ class ClaimPolicy:
     answer_us: int = 4_000_000
     back_off_us: int = 1_000_000
     claiming_us: int = 45_000_000
-    succession_us: int = 1_000_000
+    takeover_us: int = 20_000_000
+    succession_us: int = 2_000_000
     keep_us: int = 90_000_000
 
 
@@ -167,13 +173,18 @@ Effect = AskClaim | ReleaseClaim | ClaimHeld | ClaimLost
 
 
 class Claimant:
-    """One coordinator's claim on one run, from the first question to its end."""
+    """One coordinator's claim on one run, from the first question to its end.
 
-    def __init__(self, claim: Claim, policy: ClaimPolicy | None = None) -> None:
+    ``is_takeover``: the run is another's, who may live: the claimant asks itself last, so that its own promise stands
+    until all others have given it up.
+    """
+
+    def __init__(self, claim: Claim, policy: ClaimPolicy | None = None, *, is_takeover: bool = False) -> None:
         if not claim.peers or len(set(claim.peers)) < len(claim.peers):
             raise ValueError("a claim names each of its peers once, the coordinator first")
         self._policy = policy or ClaimPolicy()
         self._claim = claim
+        self._is_takeover = is_takeover and len(claim.peers) > 1
         self._phase = ClaimPhase.IDLE
         self._round = 0
         self._attempts = 0
@@ -248,7 +259,9 @@ class Claimant:
         self._granted.clear()
         self._denied.clear()
         self._silent.clear()
-        return tuple(AskClaim(peer, self._claim, self._round) for peer in self._claim.peers)
+        is_first = self._is_takeover and self._phase is ClaimPhase.ASKING
+        asked = self._claim.peers[1:] if is_first else self._claim.peers
+        return tuple(AskClaim(peer, self._claim, self._round) for peer in asked)
 
     def _on_answer(
         self, peer: PeerId, number: int, event: PeerGranted | PeerDenied | PeerSilent, now: Micros
@@ -266,11 +279,27 @@ class Claimant:
                 self._silent.add(peer)
         if self._phase is ClaimPhase.HELD:
             return self._on_renewal()
-        everybody = all(self._has_answered(one) for one in self._claim.peers)
-        return self._settle(now) if self._phase is ClaimPhase.ASKING and everybody else ()
+        return self._on_asked(now) if self._phase is ClaimPhase.ASKING else ()
+
+    def _on_asked(self, now: Micros) -> tuple[Effect, ...]:
+        own, *others = self._claim.peers
+        if not all(self._has_answered(other) for other in others):
+            return ()
+        if self._has_answered(own) or (self._is_takeover and not self._granted.issuperset(others)):
+            return self._settle(now)
+        return (AskClaim(own, self._claim, self._round),) if self._is_takeover else ()
 
     def _has_answered(self, peer: PeerId) -> bool:
         return peer in self._granted or peer in self._denied or peer in self._silent
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether a peer knows a term that this claim could not know of."""
+        return any(denied.code is ErrorCode.TERM_STALE for denied in self._denied.values())
+
+    def _raise_term(self) -> None:
+        self._known_term += 1
+        self._claim = replace(self._claim, term=self._known_term)
 
     @property
     def _has_quorum(self) -> bool:
@@ -278,6 +307,10 @@ class Claimant:
 
     def _settle(self, now: Micros) -> tuple[Effect, ...]:
         """Everybody has answered, or was waited for long enough."""
+        if self._is_behind and self._attempts < MAX_HASTY_ATTEMPTS and now < self._give_up_at:
+            self._attempts += 1
+            self._raise_term()
+            return self._ask(now)  # those that granted go on with the same claimant
         if self._has_quorum and now < self._lease_end():
             self._phase = ClaimPhase.HELD
             self._valid_until = self._lease_end()
@@ -349,8 +382,9 @@ class Claimant:
             return ()
         if self._phase is ClaimPhase.ASKING:
             return self._settle(now)
+        if self._phase is ClaimPhase.HELD and self._claim.is_serving and self._known_term > self._claim.term:
+            self._raise_term()  # a peer tried to take the run over, and has to be caught up with
         if self._phase is ClaimPhase.WAITING:
-            self._claim = replace(self._claim, term=self._known_term + 1)
-            self._known_term += 1
+            self._raise_term()
             self._phase = ClaimPhase.ASKING
         return self._ask(now)

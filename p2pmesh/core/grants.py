@@ -113,10 +113,14 @@ Effect = KeepGrant | Grant | Deny | ClaimMoved | SuccessionDue | RunReleased
 
 @dataclass(slots=True)
 class _Promise:
-    """``ends_at`` is there while the run serves and its stage here lives: nobody else's run may take its place."""
+    """``ends_at`` is there while the run serves and its stage here lives: nobody else's run may take its place.
+
+    ``members`` are all that have stood in a list of the run: of them each may go on with it.
+    """
 
     claim: Claim
     lease_until: Micros
+    members: frozenset[PeerId] = frozenset()
     succession_at: Micros | None = None
     ends_at: Micros | None = None
 
@@ -127,16 +131,24 @@ class _Promise:
         A coordinator that comes back after a crash does not know of the run that goes on without it. It must not cut
         its requests.
         """
-        known = self.claim
-        is_same_run = claim.run_id == known.run_id and claim.coordinator in known.peers
-        if self.ends_at is not None and not is_same_run:
+        if self.ends_at is not None and not self.is_of_run(claim):
             return False
-        return now >= self.lease_until or claim.coordinator == known.coordinator
+        return now >= self.lease_until or claim.coordinator == self.claim.coordinator
 
-    def wait_us(self, now: Micros) -> int:
-        """How long it may last, so far."""
-        left_us = max(self.lease_until, self.ends_at or 0) - now
-        return max(0, min(left_us, MAX_LEASE_MS * 1000))
+    def is_of_run(self, claim: Claim) -> bool:
+        """Whether a claim is on the same run, by one of its peers."""
+        return claim.run_id == self.claim.run_id and claim.coordinator in self.members
+
+    def wait_us(self, claim: Claim, now: Micros) -> int:
+        """How long the promise may be in the way of a claim, so far."""
+        until = self.lease_until if self.is_of_run(claim) else max(self.lease_until, self.ends_at or 0)
+        return max(0, min(until - now, MAX_LEASE_MS * 1000))
+
+    def let_succeed(self, claim: Claim, until: Micros) -> None:
+        """Another peer of the list is ahead with taking the run over: ours would only be in its way for a while."""
+        is_rival = self.is_of_run(claim) and claim.coordinator != self.claim.coordinator
+        if is_rival and self.succession_at is not None:
+            self.succession_at = max(self.succession_at, until)
 
     def end_run(self) -> None:
         """Nothing of it is left here to be protected."""
@@ -161,7 +173,8 @@ class Grantor:
         for kept in restored[:max_models]:
             claim = Claim(kept.model, kept.run_id, kept.term, (kept.coordinator,), kept.lease_us)
             # how long ago it was given is not known, so all of it may be to come
-            self._promises[kept.model] = _Promise(claim, Micros((now or 0) + kept.lease_us))
+            members = frozenset((kept.coordinator,))
+            self._promises[kept.model] = _Promise(claim, Micros((now or 0) + kept.lease_us), members)
 
     def promised(self, model: str) -> Claim | None:
         """The newest promise for a model, its lease over or not."""
@@ -225,7 +238,8 @@ class Grantor:
         return self._on_asked_again(promise, claim, now)
 
     def _on_asked_again(self, promise: _Promise, claim: Claim, now: Micros) -> tuple[Effect, ...]:
-        known, wait_us = promise.claim, promise.wait_us(now)
+        known, wait_us = promise.claim, promise.wait_us(claim, now)
+        promise.let_succeed(claim, Micros(now + self._policy.lease_us))
         if claim.term < known.term:
             text = f"term {claim.term} is over, this peer has granted term {known.term}"
             return (Deny(ErrorCode.TERM_STALE, text, known.term, wait_us),)
@@ -244,7 +258,10 @@ class Grantor:
 
     def _grant(self, claim: Claim, known: Claim | None, now: Micros) -> tuple[Effect, ...]:
         before = self._promises.pop(claim.model, None)  # the newest promise stands last
-        promise = self._promises[claim.model] = _Promise(claim, Micros(0))
+        members = frozenset(claim.peers)
+        if before is not None and before.is_of_run(claim):
+            members |= before.members
+        promise = self._promises[claim.model] = _Promise(claim, Micros(0), members)
         self._extend(promise, now)
         if before is not None and before.ends_at is not None and promise.ends_at is not None:
             promise.ends_at = min(before.ends_at, promise.ends_at)  # a successor has to renew before the run lives on
@@ -268,9 +285,9 @@ class Grantor:
         if not claim.is_serving:
             return
         promise.ends_at = Micros(promise.lease_until + self._policy.keep_us)
-        place = claim.peers.index(self._own)
-        if place > 0:
-            promise.succession_at = Micros(promise.lease_until + (place - 1) * self._policy.succession_us)
+        # the coordinator itself is the last: it may have lost its claim, or have given up taking the run over
+        place = claim.peers.index(self._own) or len(claim.peers)
+        promise.succession_at = Micros(promise.lease_until + (place - 1) * self._policy.succession_us)
 
     def _make_room(self, now: Micros) -> bool:
         """The oldest promise that nobody can still hold is forgotten for a new model."""

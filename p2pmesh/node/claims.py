@@ -7,6 +7,7 @@ claims, and what for, is ``node.coordinator``'s and ``node.succession``'s; what 
 
 from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -135,11 +136,12 @@ class Claims:
 
     # --- what is claimed from here ---------------------------------------------------
     @asynccontextmanager
-    async def claiming(self, claim: Claim, policy: ClaimPolicy | None = None) -> AsyncIterator["HeldClaim"]:
+    async def claiming(self, claim: Claim, *, is_takeover: bool = False) -> AsyncIterator["HeldClaim"]:
         """Asks for a claim and renews it as long as the scope lasts; leaving the scope gives it back."""
+        policy = replace(self.policy, claiming_us=self.policy.takeover_us) if is_takeover else self.policy
         with unwrapped():
             async with trio.open_nursery() as nursery:
-                held = HeldClaim(self, claim, policy or self.policy, nursery)
+                held = HeldClaim(self, Claimant(claim, policy, is_takeover=is_takeover), policy, nursery)
                 nursery.start_soon(held.run)
                 try:
                     yield held
@@ -178,11 +180,11 @@ class Claims:
 class HeldClaim:
     """One claim of ours, from the first question to its release; made by ``Claims.claiming``."""
 
-    def __init__(self, ways: Claims, claim: Claim, policy: ClaimPolicy, nursery: trio.Nursery) -> None:
+    def __init__(self, ways: Claims, machine: Claimant, policy: ClaimPolicy, nursery: trio.Nursery) -> None:
         self._ways = ways
         self._policy = policy
         self._nursery = nursery
-        self._machine = Claimant(claim, policy)
+        self._machine = machine
         self._clock = ways._clock
         self._runner: MachineRunner[claims.Event, claims.Effect] = MachineRunner(
             self._machine, self._clock, self._perform, claims.DeadlinePassed()

@@ -45,6 +45,7 @@ class Successions:
         self._parts = parts
         self._report = report
         self._nursery: trio.Nursery | None = None
+        self._attempted: set[bytes] = set()
         self.runs: list[AdoptedRun] = []
         parts.claims.on_succession_due = self._note_due
 
@@ -64,18 +65,25 @@ class Successions:
         held = self._parts.stages.find(claim.run_id)
         if held is None or not held.is_ready:
             self._parts.claims.note_stage_ended(claim.model, claim.run_id)
-        elif self._nursery is not None:
-            self._nursery.start_soon(self._take_over, claim, held)
+        elif self._nursery is not None and claim.run_id not in self._attempted:
+            self._nursery.start_soon(self._attempt, claim, held)
+
+    async def _attempt(self, silent: Claim, held: HeldStage) -> None:
+        """One at a time of a run; if it fails, a later turn brings another."""
+        self._attempted.add(silent.run_id)
+        try:
+            await self._take_over(silent, held)
+        finally:
+            self._attempted.discard(silent.run_id)
 
     async def _take_over(self, silent: Claim, held: HeldStage) -> None:
-        """One attempt; if it fails, the next lease brings another."""
         claims, own, load = self._parts.claims, self._parts.overlay.own_peer, held.load
         others = (PeerId(stage.peer_id) for stage in load.stages if stage.peer_id != own)
         claim = Claim(
             silent.model, silent.run_id, claims.next_term(silent.model), (own, *others), claims.policy.lease_us,
             is_serving=True,
         )  # fmt: skip
-        async with claims.claiming(claim, replace(claims.policy, claiming_us=0)) as holder:
+        async with claims.claiming(claim, is_takeover=True) as holder:
             holder.is_run_over = False
             outcome = await holder.settled()
             if not isinstance(outcome, ClaimHeld) or outcome.absent:

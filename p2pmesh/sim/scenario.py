@@ -1,8 +1,9 @@
 """Scenarios as data: who takes part, links, faults, models. Times in microseconds, sizes in bytes, shares per million.
 
-There are two worlds. ``runs`` (``sim.world``) holds few peers that are all connected, and looks at pipelines and their
-requests. ``overlay`` (``sim.overlay``) holds many peers that know each other in part, and looks at the control plane.
-Every number has its range beside it; ``sim.scenario_file`` reads records out of TOML and holds them to it.
+There are three worlds. ``runs`` (``sim.world``) holds few peers that are all connected, and looks at pipelines and
+their requests. ``overlay`` (``sim.overlay``) holds many peers that know each other in part, and looks at the control
+plane. ``claims`` (``sim.claims_world``) looks at who coordinates models. Every number has its range beside it;
+``sim.scenario_file`` reads records out of TOML and holds them to it.
 """
 
 from dataclasses import dataclass, field

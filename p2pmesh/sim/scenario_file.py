@@ -1,8 +1,8 @@
 """Scenarios as TOML: strict, each mistake one line with its place and what would be right.
 
-The top level says ``world = "runs"`` or ``"overlay"``; the other keys are the fields of that world's records
-(``sim.scenario``, ``sim.overlay_scenario``), tables for nested records, and one ``[[faults]]`` table per fault with its
-``kind``. Reading files is the caller's.
+The top level says ``world = "runs"``, ``"overlay"`` or ``"claims"``; the other keys are the fields of that world's
+records (``sim.scenario``, ``sim.overlay_scenario``, ``sim.claims_scenario``), tables for nested records, and one
+``[[faults]]`` table per fault with its ``kind``. Reading files is the caller's.
 """
 
 import dataclasses
@@ -13,18 +13,19 @@ from typing import Any, TypeVar, get_type_hints
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.sim import overlay_scenario, scenario
+from p2pmesh.sim.claims_scenario import ClaimsScenario
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.scenario import Scenario
 
 R = TypeVar("R")
-AnyScenario = Scenario | OverlayScenario
+AnyScenario = Scenario | OverlayScenario | ClaimsScenario
 
 MAX_FILE_CHARACTERS = 100_000
 MAX_FAULTS = 1000
 MAX_ROW = 64
 MAX_ABOUT_CHARACTERS = 500
 
-_WORLDS: dict[str, type[Any]] = {"runs": Scenario, "overlay": OverlayScenario}
+_WORLDS: dict[str, type[Any]] = {"runs": Scenario, "overlay": OverlayScenario, "claims": ClaimsScenario}
 _FAULTS: dict[type[Any], dict[str, type[Any]]] = {
     Scenario: {
         "crash": scenario.Crash,
@@ -43,6 +44,11 @@ _FAULTS: dict[type[Any], dict[str, type[Any]]] = {
         "false-reports": overlay_scenario.FalseReports,
         "sybils": overlay_scenario.Sybils,
         "eclipse": overlay_scenario.Eclipse,
+    },
+    ClaimsScenario: {
+        "crash": scenario.Crash,
+        "churn": scenario.Churn,
+        "partition": scenario.Partition,
     },
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z")

@@ -1,5 +1,7 @@
 """Who may coordinate a model: the claimant's side."""
 
+from dataclasses import replace
+
 import pytest
 
 from p2pmesh.base.errors import ErrorCode
@@ -25,7 +27,7 @@ from p2pmesh.core.claims import (
 )
 
 A, B, C = (PeerId(name) for name in "ABC")
-POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 10, 5000)
+POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 600, 10, 5000)
 CLAIM = Claim("m", b"r" * 16, 5, (A, B, C), 1000)
 
 
@@ -76,12 +78,34 @@ def test_without_a_quorum_everything_is_given_back_and_a_higher_term_tried_later
     claimant = asking()
     claimant.handle(PeerGranted(A, 1), Micros(1))
     claimant.handle(PeerDenied(B, 1, ErrorCode.MODEL_LEASED, 9, 400), Micros(2))
-    released = claimant.handle(PeerDenied(C, 1, ErrorCode.TERM_STALE, 7, 0), Micros(3))
+    released = claimant.handle(PeerDenied(C, 1, ErrorCode.TERM_CONFLICT, 7, 0), Micros(3))
     assert released == tuple(ReleaseClaim(peer, CLAIM) for peer in (A, B, C))
     assert claimant.phase is ClaimPhase.WAITING
     assert claimant.deadline() == 3 + 50
     asked = claimant.handle(DeadlinePassed(), Micros(53))
     assert [effect.claim.term for effect in asked if isinstance(effect, AskClaim)] == [10, 10, 10]
+
+
+def test_a_claimant_that_is_behind_follows_at_once_and_keeps_what_it_has() -> None:
+    claimant = asking()
+    claimant.handle(PeerGranted(A, 1), Micros(1))
+    claimant.handle(PeerGranted(B, 1), Micros(2))
+    asked = claimant.handle(PeerDenied(C, 1, ErrorCode.TERM_STALE, 30, 0), Micros(3))
+    later = replace(CLAIM, term=31)
+    assert asked == tuple(AskClaim(peer, later, 2) for peer in (A, B, C))
+    for peer in (A, B):
+        claimant.handle(PeerGranted(peer, 2), Micros(4))
+    assert claimant.handle(PeerGranted(C, 2), Micros(4)) == (ClaimHeld(later, ()),)
+
+
+def test_terms_that_only_grow_are_not_followed_for_ever() -> None:
+    claimant = asking()
+    for number in range(1, 6):
+        for peer in (A, B, C):
+            denied = PeerDenied(peer, number, ErrorCode.TERM_STALE, 100 * number, 0)
+            effects = claimant.handle(denied, Micros(number))
+    assert claimant.phase is ClaimPhase.WAITING
+    assert all(isinstance(effect, ReleaseClaim) for effect in effects)
 
 
 def test_two_that_want_the_same_peers_try_again_at_different_times() -> None:
@@ -157,6 +181,30 @@ def test_that_a_run_serves_is_told_at_once() -> None:
     asked = claimant.handle(RunServes(), Micros(20))
     assert all(isinstance(effect, AskClaim) and effect.claim.is_serving for effect in asked)
     assert len(asked) == 3
+
+
+def test_who_takes_a_run_over_asks_itself_last_and_only_if_all_others_have_granted() -> None:
+    for is_granted in (True, False):
+        claimant = Claimant(CLAIM, POLICY, is_takeover=True)
+        assert claimant.handle(ClaimWanted(), Micros(0)) == (AskClaim(B, CLAIM, 1), AskClaim(C, CLAIM, 1))
+        claimant.handle(PeerGranted(B, 1), Micros(1))
+        if is_granted:
+            assert claimant.handle(PeerGranted(C, 1), Micros(2)) == (AskClaim(A, CLAIM, 1),)
+            assert claimant.handle(PeerGranted(A, 1), Micros(3)) == (ClaimHeld(CLAIM, ()),)
+        else:
+            denied = PeerDenied(C, 1, ErrorCode.MODEL_LEASED, 4, 10)
+            assert claimant.handle(denied, Micros(2)) == tuple(ReleaseClaim(peer, CLAIM) for peer in (A, B, C))
+
+
+def test_a_coordinator_that_serves_catches_up_with_a_peer_that_tried_to_take_over() -> None:
+    serving = replace(CLAIM, is_serving=True)
+    claimant = held()
+    claimant.handle(RunServes(), Micros(20))
+    claimant.handle(PeerGranted(A, 2), Micros(21))
+    claimant.handle(PeerGranted(B, 2), Micros(21))
+    assert claimant.handle(PeerDenied(C, 2, ErrorCode.TERM_STALE, 9, 0), Micros(21)) == ()
+    asked = claimant.handle(DeadlinePassed(), Micros(320))
+    assert asked == tuple(AskClaim(peer, replace(serving, term=10), 3) for peer in (A, B, C))
 
 
 def test_a_withdrawn_claim_is_released_everywhere_and_over() -> None:

@@ -17,7 +17,7 @@ from p2pmesh.base.quantities import Micros
 from p2pmesh.core import claims, grants
 from p2pmesh.core.claims import Claim, Claimant, ClaimPhase, ClaimPolicy
 
-POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 10, 5000)
+POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 600, 10, 5000)
 FASTEST_PERMILLE, SLOWEST_PERMILLE = 1045, 955
 """Within what a tenth of the lease makes up for."""
 Answer = tuple[Claimant, claims.Event]

@@ -25,7 +25,7 @@ from p2pmesh.core.grants import (
 )
 
 A, B, C = (PeerId(name) for name in "ABC")
-POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 10, 5000)
+POLICY = ClaimPolicy(1000, 300, 100, 200, 50, 4000, 600, 10, 5000)
 RUN, OTHER = b"r" * 16, b"o" * 16
 CLAIM = Claim("m", RUN, 5, (A, B, C), 1000)
 LATER = Claim("m", OTHER, 6, (C, B), 1000)
@@ -171,6 +171,17 @@ def test_the_peers_of_a_list_succeed_in_its_order_once_the_lease_is_over() -> No
     assert first.deadline() == 2100  # once more, if it fails
 
 
+def test_who_is_asked_by_a_successor_waits_with_its_own_turn() -> None:
+    peer = grantor(B)
+    serving = replace(CLAIM, is_serving=True)
+    ask(peer, serving)
+    assert peer.deadline() == 1000
+    ahead = replace(serving, term=6, peers=(C, B))
+    assert code_of(ask(peer, ahead, 950)) is ErrorCode.MODEL_LEASED
+    assert peer.deadline() == 1950
+    assert ask(peer, ahead, 1001) == Grant(6)
+
+
 def test_a_renewal_keeps_successors_waiting() -> None:
     peer = grantor()
     serving = replace(CLAIM, is_serving=True)
@@ -256,11 +267,23 @@ def test_successors_that_never_renew_do_not_keep_a_run_for_ever() -> None:
     assert term > 8
 
 
-def test_the_coordinator_itself_is_no_successor_of_its_own() -> None:
+def test_the_coordinator_itself_comes_last() -> None:
+    """It lost its claim to nobody, or gave up taking the run over while others did too."""
     peer = grantor(A)
-    ask(peer, replace(CLAIM, is_serving=True))
-    assert peer.deadline() == 6000
-    assert peer.handle(DeadlinePassed(), Micros(6000)) == (RunReleased(replace(CLAIM, is_serving=True)),)
+    serving = replace(CLAIM, is_serving=True)
+    ask(peer, serving)
+    assert peer.deadline() == 1020
+    assert peer.handle(DeadlinePassed(), Micros(1020)) == (SuccessionDue(serving),)
+
+
+def test_how_long_a_promise_is_in_the_way_depends_on_who_asks() -> None:
+    peer = grantor(B)
+    serving = replace(CLAIM, is_serving=True)
+    ask(peer, serving)
+    of_the_run, another = ask(peer, replace(serving, term=6, peers=(C, B)), 400), ask(peer, LATER, 400)
+    assert isinstance(of_the_run, Deny)
+    assert isinstance(another, Deny)
+    assert (of_the_run.wait_us, another.wait_us) == (600, 5600)
 
 
 # --- restarts -----------------------------------------------------------------

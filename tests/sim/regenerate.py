@@ -6,13 +6,15 @@ A digest changes with every decision of a machine. Look at why it did before pin
 import json
 from pathlib import Path
 
+from p2pmesh.sim.claims_scenario import ClaimsScenario
+from p2pmesh.sim.claims_world import simulate_claims
 from p2pmesh.sim.overlay_report import simulate_overlay
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.scenario_file import builtin_names, builtin_scenario
 from p2pmesh.sim.world import simulate
 
 DIGESTS = Path(__file__).parent / "digests.json"
-PEERS = {"runs": 30, "overlay": 40}
+PEERS = {"runs": 30, "overlay": 40, "claims": 40}
 SEED = 5
 
 
@@ -21,6 +23,8 @@ def digest_of(name: str) -> str:
     scenario = builtin_scenario(name)
     if isinstance(scenario, OverlayScenario):
         return simulate_overlay(scenario, PEERS["overlay"], SEED).digest
+    if isinstance(scenario, ClaimsScenario):
+        return simulate_claims(scenario, PEERS["claims"], SEED).digest
     return simulate(scenario, PEERS["runs"], SEED).digest
 
 

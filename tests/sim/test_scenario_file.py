@@ -3,6 +3,7 @@
 import pytest
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.sim.claims_scenario import ClaimsScenario
 from p2pmesh.sim.overlay_scenario import OverlayScenario, RegionLinks, Turnover
 from p2pmesh.sim.scenario import Crash, LinkModel, Scenario
 from p2pmesh.sim.scenario_file import builtin_names, builtin_scenario, decode_scenario
@@ -18,7 +19,7 @@ def test_every_scenario_of_the_package_loads_under_its_own_name_and_says_what_it
     assert scenario.about.endswith(".")
 
 
-def test_both_worlds_have_the_scenarios_that_documents_name() -> None:
+def test_all_worlds_have_the_scenarios_that_documents_name() -> None:
     kinds = {name: type(builtin_scenario(name)) for name in builtin_names()}
     assert {name for name, kind in kinds.items() if kind is Scenario} == {
         "calm", "lossy", "churn", "partition", "stage-loss", "coordinator-loss",
@@ -26,6 +27,7 @@ def test_both_worlds_have_the_scenarios_that_documents_name() -> None:
     assert {name for name, kind in kinds.items() if kind is OverlayScenario} == {
         "ten-thousand", "partition-large", "sybil", "eclipse", "liars", "nat",
     }  # fmt: skip
+    assert {name for name, kind in kinds.items() if kind is ClaimsScenario} == {"claims-churn", "claims-partition"}
 
 
 def test_what_a_file_leaves_out_has_its_default() -> None:
