@@ -9,10 +9,12 @@ from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.coordination import (
+    ClaimWasLost,
     DeadlinePassed,
     Effect,
     EndRun,
     Event,
+    LeaveRun,
     ProbeFailed,
     ProbeSucceeded,
     PublishFailed,
@@ -164,6 +166,7 @@ EVENTS = st.one_of(
     st.builds(ProbeFailed, st.just(LOST), st.just("")),
     st.builds(PublishSucceeded),
     st.builds(PublishFailed, st.just(LOST), st.just("")),
+    st.builds(ClaimWasLost, st.just(ErrorCode.QUORUM_LOST), st.just("")),
     st.builds(DeadlinePassed),
 )
 
@@ -190,13 +193,13 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     @invariant()
     def phases_come_once_and_in_order(self) -> None:
         course = [StartLoad(2), StartLoad(1), StartLoad(0), StartProbe(), StartPublish(), ReportServing()]
-        done = [effect for effect in self.effects if not isinstance(effect, EndRun)]
+        done = [effect for effect in self.effects if not isinstance(effect, EndRun | LeaveRun)]
         assert done == course[: len(done)]
 
     @invariant()
     def the_end_is_the_last_effect_and_the_only_end(self) -> None:
-        assert not any(isinstance(effect, EndRun) for effect in self.effects[:-1])
-        ended = bool(self.effects) and isinstance(self.effects[-1], EndRun)
+        assert not any(isinstance(effect, EndRun | LeaveRun) for effect in self.effects[:-1])
+        ended = bool(self.effects) and isinstance(self.effects[-1], EndRun | LeaveRun)
         assert ended == (self.machine.phase is RunPhase.OVER)
 
     @invariant()
@@ -212,6 +215,13 @@ TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 def test_a_run_whose_peer_does_not_answer_is_over_in_any_phase() -> None:
     for machine in (RunMachine(2, POLICY), serving_machine()):
         assert feed(machine, StageFailed(None, LOST, "x does not answer")) == [EndRun(LOST, "x does not answer", None)]
+        assert machine.phase is RunPhase.OVER
+
+
+def test_whoever_loses_its_claim_leaves_the_run_and_stops_nothing() -> None:
+    for machine in (RunMachine(2, POLICY), serving_machine()):
+        lost = ClaimWasLost(ErrorCode.QUORUM_LOST, "too few peers renewed")
+        assert feed(machine, lost, lost) == [LeaveRun(ErrorCode.QUORUM_LOST, "too few peers renewed")]
         assert machine.phase is RunPhase.OVER
 
 
