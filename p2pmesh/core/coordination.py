@@ -73,9 +73,9 @@ class StageReported:
 
 @dataclass(frozen=True, slots=True)
 class StageFailed:
-    """A stage refused, failed, or its peer is gone; of which stage is not known where ``index`` is None."""
+    """A stage refused, failed, or its peer is gone."""
 
-    index: int | None
+    index: int
     code: ErrorCode
     text: str
 
@@ -218,7 +218,7 @@ class RunMachine:
     def _on_failure(self, event: StageFailed | ProbeFailed | PublishFailed | ClaimWasLost) -> tuple[Effect, ...]:
         match event:
             case StageFailed(index, code, text):
-                return self._end(code, text, index) if index is None or self._is_stage(index) else ()
+                return self._end(code, text, index) if self._is_stage(index) else ()
             case ProbeFailed(code, text):
                 return self._fail_in(RunPhase.PROBING, code, f"no token came through: {text}")
             case PublishFailed(code, text):

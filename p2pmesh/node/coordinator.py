@@ -385,8 +385,9 @@ class Run:
     def _keep_watch(self) -> None:
         """A peer that froze ends no stream, and whoever waits for it may know nobody who replaces it."""
 
-        def lost(error: P2PMeshError) -> None:
-            self._runner.post(coordination.StageFailed(None, error.code, error.message))
+        def lost(peer: PeerId, error: P2PMeshError) -> None:
+            index = next(i for i, stage in enumerate(self.placement.stages) if stage.peer_id == peer)
+            self._runner.post(coordination.StageFailed(index, error.code, error.message))
 
         stages = (_entry(self._parts.overlay, stage) for stage in self.placement.stages)
         peers = ((PeerId(entry.peer_id), entry.addresses) for entry in stages)

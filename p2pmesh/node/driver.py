@@ -163,7 +163,8 @@ class Driver:
             self._watch.hear()
         elif self._stage is not None:
             stages = ((PeerId(entry.peer_id), entry.addresses) for entry in self.load.stages)
-            self._watch = self._vigils.watch(stages, self._stage.fail)
+            stage = self._stage
+            self._watch = self._vigils.watch(stages, lambda _, error: stage.fail(error))
 
     def _end_watch(self) -> None:
         if self._watch is not None and not self._sequences:

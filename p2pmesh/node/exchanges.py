@@ -133,7 +133,7 @@ class _Driven:
         self._loss: P2PMeshError | None = None
         self.watch: Watch | None = None
 
-    def lose(self, error: P2PMeshError) -> None:
+    def lose(self, _: PeerId, error: P2PMeshError) -> None:
         """The driver does not answer any more."""
         self._loss = error
         self._waiting.cancel()

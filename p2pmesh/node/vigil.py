@@ -28,12 +28,16 @@ LAG_S = 0.3
 """If our own wait ended so much too late, this machine was busy or asleep, and silence proves nothing."""
 
 
+Lost = Callable[[PeerId, P2PMeshError], None]
+"""Told of the peer that does not answer."""
+
+
 @dataclass(slots=True)
 class Watch:
     """Somebody waits for these peers, and says when they were heard."""
 
     peers: tuple[tuple[PeerId, tuple[str, ...]], ...]
-    lost: Callable[[P2PMeshError], None]
+    lost: Lost
     clock: Clock
     heard_at: Micros
     again_s: float = AGAIN_S
@@ -70,7 +74,7 @@ class Vigils:
     def watch(
         self,
         peers: Iterable[tuple[PeerId, tuple[str, ...]]],
-        lost: Callable[[P2PMeshError], None],
+        lost: Lost,
         again_s: float = AGAIN_S,
     ) -> Watch | None:
         """Starts a watch over all of ``peers`` but ourselves; ``lost`` is told once. None where nobody is left.
@@ -91,7 +95,7 @@ class Vigils:
                 silent = await self.find_silent(watch.peers)
                 if silent:
                     text = f"peer {silent[0]} does not answer, waited {SILENCE_S + ANSWER_S:.1f} s"
-                    watch.lost(PeerUnavailable(ErrorCode.PEER_LOST, text))
+                    watch.lost(silent[0], PeerUnavailable(ErrorCode.PEER_LOST, text))
                     return
                 await trio.sleep(watch.again_s)
 

@@ -212,12 +212,6 @@ AnyOrderOfEvents.TestCase.settings = settings(max_examples=80, stateful_step_cou
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 
 
-def test_a_run_whose_peer_does_not_answer_is_over_in_any_phase() -> None:
-    for machine in (RunMachine(2, POLICY), serving_machine()):
-        assert feed(machine, StageFailed(None, LOST, "x does not answer")) == [EndRun(LOST, "x does not answer", None)]
-        assert machine.phase is RunPhase.OVER
-
-
 def test_whoever_loses_its_claim_leaves_the_run_and_stops_nothing() -> None:
     for machine in (RunMachine(2, POLICY), serving_machine()):
         lost = ClaimWasLost(ErrorCode.QUORUM_LOST, "too few peers renewed")
