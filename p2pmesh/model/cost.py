@@ -12,7 +12,15 @@ from p2pmesh.base.quantities import MIB
 from p2pmesh.model.families import window_pattern
 from p2pmesh.model.family_rules import INPUT_TENSORS, OUTPUT_TENSORS, rules_of
 from p2pmesh.model.gguf import GgufIndex, layer_of_tensor, padded
-from p2pmesh.model.sequence_state import F16_BYTES, F32_BYTES, LayerState, head_widths, layer_states
+from p2pmesh.model.sequence_state import (
+    F16_BYTES,
+    F32_BYTES,
+    Indexer,
+    LayerState,
+    head_widths,
+    indexer_of,
+    layer_states,
+)
 from p2pmesh.model.stage_file import EMPTY_VOCABULARY_TOKENS
 
 SPARE_CELLS = 64
@@ -31,6 +39,8 @@ _CELL_GRANULE = 256
 _LIVE_ROWS_OF_WIDTH = 4
 """Activations of one layer that are alive at the same time: residual, normed input, a projection, its sum."""
 _SMALL_BUFFERS_BYTES = MIB // 16
+_PICKED_CELL_BYTES = 36
+"""Of each row: places, zeros, masks; 33 to 37 for deepseek32 at 2,048 to 16,640 cells, 21 for dots3note."""
 _EXPERTS = "_exps."
 """In the names of tensors that hold all experts of a layer."""
 
@@ -57,6 +67,7 @@ class ModelBytes:
     mask_count: int
     vocabulary_size: int
     repeats_first: bool = False
+    indexer: Indexer | None = None
 
     @property
     def layer_count(self) -> int:
@@ -142,6 +153,7 @@ def measure_model(index: GgufIndex) -> ModelBytes:
         mask_count=_mask_count(index, states),
         vocabulary_size=index.vocabulary_size,
         repeats_first=rules_of(index.architecture).repeats_first,
+        indexer=indexer_of(index),
     )
 
 
@@ -231,7 +243,16 @@ def _layers_compute_bytes(model: ModelBytes, context_tokens: int, lanes: int) ->
     activations = rows * F32_BYTES * (2 * model.widest_row + _LIVE_ROWS_OF_WIDTH * model.hidden_size)
     masks = model.mask_count * (rows + 2) * cache_cells(context_tokens, lanes) * F16_BYTES
     states = 2 * max(model.state_bytes_per_sequence) * (lanes + SPARE_SEQUENCES)
-    return activations + masks + states + _SMALL_BUFFERS_BYTES
+    return activations + masks + states + _indexer_bytes(model.indexer, context_tokens, lanes) + _SMALL_BUFFERS_BYTES
+
+
+def _indexer_bytes(indexer: Indexer | None, context_tokens: int, lanes: int) -> int:
+    """Its queries, a mask and a score for each cell, and what is made of those picked; the last factor is measured."""
+    if indexer is None:
+        return 0
+    cells = cache_cells(context_tokens, lanes)
+    picked = min(indexer.top_k, cells) * _PICKED_CELL_BYTES
+    return _call_rows(lanes) * (indexer.query_width * F32_BYTES + cells * (F16_BYTES + F32_BYTES) + picked)
 
 
 def _head_compute_bytes(model: ModelBytes, lanes: int) -> int:

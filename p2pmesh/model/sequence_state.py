@@ -23,6 +23,7 @@ _FEED_FORWARD_LAYERS = frozenset({"nemotron_h", "nemotron_h_moe"})
 """A layer with a feed-forward has nothing else, so it keeps nothing."""
 _INDEXED = frozenset({"deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3"})
 """A narrow key cache beside the wide one picks the tokens that are attended to."""
+_SCORE_BLOCKS = frozenset({"minimax-m3"})
 _WITHOUT_SCAN_GROUPS = frozenset({"jamba", "mamba"})
 _GEMMA3N_KV_LAYERS = 20
 
@@ -58,6 +59,24 @@ def layer_states(index: GgufIndex) -> tuple[LayerState, ...]:
 def head_widths(index: GgufIndex) -> tuple[int, int]:
     """Width of a key's and a value's head; 0 for a file without heads."""
     return _width(index, "attention.key_length"), _width(index, "attention.value_length")
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Picks the tokens that are attended to: ``query_width`` elements a row score all cells, ``top_k`` are taken."""
+
+    query_width: int
+    top_k: int
+
+
+def indexer_of(index: GgufIndex) -> Indexer | None:
+    """The indexer of the families that score every cell; ``None`` for those that score blocks, or have none."""
+    if index.architecture not in _INDEXED or index.architecture in _SCORE_BLOCKS:
+        return None
+    heads, width, top_k = (
+        index.number(f"attention.indexer.{name}") or 0 for name in ("head_count", "key_length", "top_k")
+    )
+    return Indexer(heads * width, top_k)
 
 
 def has_attention(index: GgufIndex) -> bool:

@@ -142,6 +142,24 @@ def test_planning_sums_cover_repeated_layers() -> None:
             assert 0 <= spare <= sums.layer_bytes[0] + logits + 64 * 32 * 4
 
 
+def test_an_indexer_is_charged_for_the_cells_that_it_scores_and_picks() -> None:
+    def compute(top_k: int) -> int:
+        keys = [
+            text("general.architecture", "deepseek32"),
+            number("deepseek32.block_count", 1),
+            number("deepseek32.embedding_length", 64),
+            number("deepseek32.attention.head_count", 4),
+            number("deepseek32.attention.indexer.head_count", 8),
+            number("deepseek32.attention.indexer.key_length", 16),
+            number("deepseek32.attention.indexer.top_k", top_k),
+        ]
+        model = encode_gguf(keys, [zero_tensor("token_embd.weight", (64, 8)), zero_tensor("blk.0.a", (64, 64))])
+        return stage_bytes(index_of(model), LayerRange(0, 1), CONTEXT, LANES).compute_bytes
+
+    assert compute(512) - compute(0) == 64 * 512 * 36
+    assert compute(10**6) == compute(cache_cells(CONTEXT, LANES))
+
+
 def test_all_tensors_are_charged_to_some_part() -> None:
     index = index_of(MODELS["untied"])
     model = measure_model(index)

@@ -27,6 +27,8 @@ KINDS = {
     "grouped": "qwen3",
     "sliding window": "gemma3",
     "latent (MLA)": "deepseek2+experts",
+    "latent with an indexer": "deepseek32+experts",
+    "windowed with an indexer": "dots3note+experts",
     "recurrent": "mamba2",
     "recurrent (time mix)": "rwkv7",
     "hybrid, both": "falcon-h1",
@@ -36,6 +38,8 @@ KINDS = {
 
 UNKNOWN_CACHES = frozenset({"deepseek4"})
 """Architectures whose caches are not charged right: four caches of tokens that were compressed."""
+UNKNOWN_BUFFERS = frozenset({"deepseek4", "gemma3n", "glm5-next"})
+"""Architectures whose buffers of a call are charged more than 5 % of the whole wrong; none of them is served."""
 GROUPS = 6
 
 
@@ -105,7 +109,7 @@ def test_tiny_models_of_each_kind_of_attention(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_caches_of_every_architecture(group: int, tmp_path: Path) -> None:
+def test_bytes_of_every_architecture(group: int, tmp_path: Path) -> None:
     """Those that llama.cpp makes no tiny model of are left out; ``test_families`` says which must be made."""
     wrong: list[str] = []
     for number, variant in enumerate(VARIANTS[group::GROUPS]):
@@ -115,7 +119,7 @@ def test_caches_of_every_architecture(group: int, tmp_path: Path) -> None:
         except subprocess.CalledProcessError:
             continue
         row = Row(variant.name, cost_of(path), said)
-        if (row.cache_error > CACHE_BAR) != (variant.architecture in UNKNOWN_CACHES):
+        if (row.cache_error > CACHE_BAR) != (variant.architecture in UNKNOWN_CACHES) or (abs(row.total_error) > TOTAL_BAR) != (variant.architecture in UNKNOWN_BUFFERS):
             wrong.append(row.line())
         path.unlink()
     assert wrong == []
