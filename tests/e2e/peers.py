@@ -259,7 +259,7 @@ class Peers:
 
     def start(self, name: str, *arguments: str, wait: bool = True, home: Path | None = None) -> NodeProcess:
         """``p2pmesh up`` with free ports on the loopback interface; returns once it listens (``wait``)."""
-        home = home or self.folder / name
+        home = home or self._home_of(name)
         command = [
             *(sys.executable, "-m", "p2pmesh", "up", "--home", str(home), "--name", name),
             *("--port", "0", "--console-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", "--log-format", "json"),
@@ -274,6 +274,21 @@ class Peers:
         if wait:
             node.wait_for("listening", timeout_s=START_S)
         return node
+
+    def _home_of(self, name: str) -> Path:
+        """A home that shares with all others of the session what engines found out about this machine.
+
+        Measuring that anew for each home takes longer than what most tests are about.
+        """
+        home = self.folder / name
+        shared = self.folder.parent / "engine-findings"
+        shared.mkdir(exist_ok=True)
+        cache = home / "cache"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.chmod(0o700)
+        if not (cache / "engine").exists():
+            (cache / "engine").symlink_to(shared, target_is_directory=True)
+        return home
 
     def found(self, name: str, *arguments: str) -> NodeProcess:
         """A founder of a mesh, once it has an invite."""

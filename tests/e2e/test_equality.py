@@ -1,7 +1,8 @@
 """Token for token: whatever the cuts, a pipeline gives the ids that one machine gives.
 
 One hub without memory and two joiners stay up; each case starts a coordinator with its cuts, which holds stage 0 and
-drives. Short prompts are asked of the hub, which forwards them, long ones of the driver.
+drives unless another peer proved more than twice as fast. Short prompts are asked of the hub, which forwards them, long
+ones of the coordinator.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -42,13 +43,15 @@ REQUESTS = (
 )
 ALONE = (REQUESTS[0], REQUESTS[3])
 """Asked alone of every pipeline; all are asked beside each other. A long prompt costs most of a case's time."""
-CUTS = [
+CUTS = (
     *((model, (cut,)) for model, layers in LAYERS.items() for cut in range(3, layers, 3)),
     (SMOLLM, (6, 21)),
     (SMOLLM, (13, 14)),
     (GEMMA, (5, 11)),
     (GEMMA, (2, 15)),
-]
+)
+TELLING = frozenset({(GEMMA, (3,)), (SMOLLM, (15,)), (SMOLLM, (27,)), (SMOLLM, (13, 14)), (GEMMA, (5, 11))})
+"""Early, in the middle and late, a stage of one layer, three stages; the others take minutes."""
 Reference = dict[str, list[int]]
 
 
@@ -106,7 +109,11 @@ def test_the_references_say_something(fixed: Fixed) -> None:
         assert len({tuple(tokens) for tokens in reference.values()}) == len(REQUESTS)
 
 
-@pytest.mark.parametrize(("model", "cuts"), CUTS, ids=lambda value: str(value).replace(" ", ""))
+def _cases() -> list[Any]:
+    return [pytest.param(*case, marks=() if case in TELLING else pytest.mark.slow) for case in CUTS]
+
+
+@pytest.mark.parametrize(("model", "cuts"), _cases(), ids=lambda value: str(value).replace(" ", ""))
 def test_a_pipeline_answers_token_for_token_as_one_machine(fixed: Fixed, model: str, cuts: tuple[int, ...]) -> None:
     driver = fixed.peers.join(
         f"driver-{model}", fixed.hub.invite, "--model", model, "--cuts", ",".join(map(str, cuts)),
@@ -124,7 +131,6 @@ def _compare(fixed: Fixed, driver: NodeProcess, model: str, cuts: tuple[int, ...
     stages = driver.wait_for("pipeline_ready")["stages"]
     ends = (*cuts, LAYERS[model])
     assert [stage["layers"] for stage in stages] == [[a, b] for a, b in zip((0, *cuts), ends, strict=True)]
-    assert stages[0]["peer_id"] == driver.peer_id
     assert len({stage["peer_id"] for stage in stages}) == len(stages)
     routable = wait_until(lambda: model in [served["name"] for served in fixed.hub.status()["models"]], 15)
     assert routable, "the hub has not heard of the model"

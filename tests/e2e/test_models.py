@@ -25,11 +25,10 @@ def test_a_model_in_parts_answers_as_the_file_that_was_split(peers: Peers, tiny_
     data = tiny_model.read_bytes()
     count = len(read_index(MemorySource(data)).tensors)
     first = write_parts(tmp_path / "parts", "split", split_gguf(data, (0, count // 2, count - count // 2)))[0]
-    node = peers.found("whole", "--model", str(first), "--model", str(tiny_model))
-    node.wait_for("ready", where=lambda event: "split" in event["models"])
-    node.wait_for("ready", where=lambda event: TINY in event["models"])
+    node = peers.found("whole", "--model", str(tiny_model))  # of the same digest, so a mesh of its own
+    node.wait_for("ready")
     expected = tokens_of(node.complete(TINY, PROMPT, max_tokens=8, temperature=0))
-    assert tokens_of(node.complete("split", PROMPT, max_tokens=8, temperature=0)) == expected
+    node.stop()
     driver = peers.found("driver", "--model", str(first), "--split", "2")
     peers.join("joiner", driver.invite)
     stages = driver.wait_for("pipeline_ready")["stages"]

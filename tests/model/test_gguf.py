@@ -351,7 +351,7 @@ def joined(parts: tuple[Path, ...], directory: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "gemma-3-270m"])
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", pytest.param("gemma-3-270m", marks=pytest.mark.slow)])
 def test_real_models_read_as_the_gguf_package_reads_them(name: str, tmp_path: Path) -> None:
     models = {model.name: model for model in installed_models()}
     if name not in models:

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,8 +67,16 @@ def builtin(name: str, peers: int, seed: int) -> OverlayReport:
     return simulate_overlay(found, peers, seed)
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-@pytest.mark.parametrize(("peers", "seed"), [(40, 1), (40, 2), (300, 3)])
+def _cases() -> list[Any]:
+    """Of the large ones only that with the most coming and going; the others take minutes together."""
+    small = [(name, 40, seed) for name in OVERLAYS for seed in (1, 2)]
+    return [
+        *small,
+        *(pytest.param(name, 300, 3, marks=() if name == "churn" else pytest.mark.slow) for name in OVERLAYS),
+    ]
+
+
+@pytest.mark.parametrize(("name", "peers", "seed"), _cases())
 def test_what_must_hold_holds_under_every_fault(name: str, peers: int, seed: int) -> None:
     report = builtin(name, peers, seed)
     assert report.violations == ()
