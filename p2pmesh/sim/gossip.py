@@ -109,14 +109,15 @@ class Gossip:
         self.announce_later(member, interval_us - self._draws.below(interval_us // 10))
 
     def announce_change(self, member: Member, also: str | None = None) -> None:
-        """The same, and again soon."""
+        """The same, and again soon: also the shard ``also`` hears it three times, for who misses that it was left keeps
+        a peer of whose end it does not learn."""
         self.announce(member, also)
         for delay_us in REPEATS_US:
-            self._world.after(delay_us, partial(self._repeat, member))
+            self._world.after(delay_us, partial(self._repeat, member, also))
 
-    def _repeat(self, member: Member) -> None:
+    def _repeat(self, member: Member, also: str | None = None) -> None:
         if member.is_up:
-            self.announce(member)
+            self.announce(member, also)
 
     def announce_later(self, member: Member, delay_us: int) -> None:
         """The next announcement if nothing changes."""

@@ -147,6 +147,17 @@ def test_a_peer_that_is_back_before_its_end_is_noticed_keeps_its_new_connections
             assert other.connections.get(member.number) == since_us
 
 
+def test_a_shard_that_was_left_is_told_so_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gossip loses some: who missed the only word of it would keep a peer of whose end it never hears."""
+    world = Overlay(scenario(1), 20, 1)
+    world.arrivals.schedule_starts()
+    said: list[str] = []
+    monkeypatch.setattr(world.gossip, "spread", lambda publisher, bits, *rest: said.append(bits))
+    world.arrivals.on_moved(world.live[3], "left")
+    world._run_until(15 * SECOND_US)
+    assert said.count("left") == 3
+
+
 def test_a_relay_counts_no_reservation_of_peers_that_are_gone_or_went_to_another() -> None:
     faults = (Turnover(MINUTE_US, 8 * MINUTE_US, 5_000_000), Partition(3 * MINUTE_US, 5 * MINUTE_US, 40))
     world = world_of(scenario(9, *faults), 60)
