@@ -189,7 +189,8 @@ class GenerationMachine:
         self._policy = policy
         self._sent = 0
         self._credited = 0
-        self._open_ends: deque[int] = deque()
+        self._open: deque[tuple[int, int]] = deque()
+        """Of frames without a credit: where they end, and the rows that every stage charges for them."""
         self._generated = 0
         self._deadline: Micros | None = None
         self._is_over = False
@@ -247,8 +248,8 @@ class GenerationMachine:
 
     def _send_inputs(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []
-        window_end = self._credited + self._policy.credits * self._policy.chunk_tokens
-        while self._sent < len(self._inputs) and self._sent < window_end:
+        window = self._policy.credits * self._policy.chunk_tokens
+        while self._sent < len(self._inputs) and self._open_rows() + self._next_charge() <= window:
             effects.append(self._next_input())
         is_replaying = self._sent > len(self._prompt)
         open_tokens = min(self._sent, len(self._prompt)) - self._credited
@@ -256,9 +257,19 @@ class GenerationMachine:
         self._wait(now, wait_us + (self._policy.replay_wait_us() if is_replaying else 0))
         return tuple(effects)
 
+    def _open_rows(self) -> int:
+        return sum(rows for _, rows in self._open)
+
+    def _next_charge(self) -> int:
+        """What the next frame costs of the credits: short ones no less than full ones, as at the stages."""
+        if self._sent < len(self._prompt):
+            return self._policy.chunk_tokens
+        return self._policy.replay_rows if self._sent < len(self._inputs) - 1 else 0
+
     def _next_input(self) -> Effect:
         """The frame that begins where the last one ended: of the prompt, of the history, or its last row."""
         start, prompt_end, last = self._sent, len(self._prompt), len(self._inputs) - 1
+        charge = self._next_charge()
         if start < prompt_end:
             end = min(start + self._policy.chunk_tokens, prompt_end)
             effect: Effect = SendPrefill(start, self._inputs[start:end], end > last)
@@ -268,16 +279,15 @@ class GenerationMachine:
         else:
             self._sent = start + 1
             return SendDecode(start, self._inputs[start])
-        self._open_ends.append(end)
+        self._open.append((end, charge))
         self._sent = end
         return effect
 
     def _on_credit(self, position: int, now: Micros) -> tuple[Effect, ...]:
-        if position not in self._open_ends:
+        if all(end != position for end, _ in self._open):
             return self._broken(f"a credit for position {position}; {self._credited} to {self._sent} are open")
-        while self._open_ends[0] != position:
-            self._open_ends.popleft()
-        self._open_ends.popleft()
+        while self._open.popleft()[0] != position:
+            pass
         self._credited = position
         if self._generated > len(self._history):
             return ()  # a token overtook the credit: the wait is for the next token by now
