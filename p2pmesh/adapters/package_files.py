@@ -24,6 +24,7 @@ from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import Digest, LayerRange, OwnerId
 from p2pmesh.base.quantities import format_size
+from p2pmesh.model.family_rules import rules_of
 from p2pmesh.model.gguf import GgufIndex, Source, read_index
 from p2pmesh.model.package import (
     MANIFEST_FILE,
@@ -338,7 +339,8 @@ def fragments_of_range(
     with files.FileSource(directory / MANIFEST_FILE) as source:
         found = [StageArtifact(str(source.path), digest_of(source), source.size_bytes)]
     is_tied = index.find_tensor("output.weight") is None
-    for path in artifacts_of_range(layers, index.layer_count, is_tied=is_tied):
+    repeats_first = rules_of(index.architecture).repeats_first
+    for path in artifacts_of_range(layers, index.layer_count, is_tied=is_tied, repeats_first=repeats_first):
         artifact = manifest.artifact(path)
         if artifact is None:
             raise _broken(directory, f"its manifest does not name {path}")

@@ -93,9 +93,7 @@ def artifact_of_tensor(name: str, layer_count: int) -> str:
     return OUTPUT_PATH if name in OUTPUT_TENSORS else METADATA_PATH
 
 
-def artifacts_of_range(
-    layers: LayerRange, layer_count: int, *, is_tied: bool, repeats_first: bool = False
-) -> tuple[str, ...]:
+def artifacts_of_range(layers: LayerRange, layer_count: int, *, is_tied: bool, repeats_first: bool) -> tuple[str, ...]:
     """The paths that a stage is assembled from.
 
     ``is_tied``: the output head is the embedding; ``repeats_first``: of a family whose stages all hold the embedding

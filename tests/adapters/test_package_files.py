@@ -21,15 +21,22 @@ from p2pmesh.adapters import model_files
 from p2pmesh.adapters.identity import Ed25519Verifier
 from p2pmesh.adapters.model_files import FileSource, digest_of
 from p2pmesh.adapters.owner_keystore import OwnerKey
-from p2pmesh.adapters.package_files import PackageCheck, PackageSource, Sign, check_package, is_package
+from p2pmesh.adapters.package_files import (
+    PackageCheck,
+    PackageSource,
+    Sign,
+    check_package,
+    fragments_of_range,
+    is_package,
+)
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.model.gguf import ValueType, read_index
 from p2pmesh.model.package import MANIFEST_FILE, ViolationCode
-from p2pmesh.model.package_layout import artifacts_of_range
 from p2pmesh.model.stage_file import Copy, Literal, plan_stage_file
 from p2pmesh.wire.package import encode_statement
+from tests.fakes.memory_source import MemorySource
 from tests.fakes.packages import Fields, artifact_fields, change_manifest, package_of, replace_fragment, unhurried
 from tests.fakes.tiny_gguf import Tensor, encode_gguf, number, text, tiny_gemma3, tiny_llama, zero_tensor
 from tests.model.stages import stage_of
@@ -39,6 +46,7 @@ MODELS = {
     "untied": tiny_llama(is_tied=False),
     "gemma3": tiny_gemma3(),
     "per layer": tiny_llama(kv_heads_per_layer=(1, 2, 1, 2)),
+    "repeats first": tiny_llama().replace(b"llama", b"rwkv7"),
     "version 2": b"GGUF\x02" + tiny_llama()[5:],
 }
 LAYER = "layers/layer-00001.gguf"
@@ -97,7 +105,9 @@ def test_a_stage_is_assembled_from_its_fragments_alone(name: str, tmp_path: Path
                 for segment in plan_stage_file(source.index, layers).segments
             ]
         assert b"".join(parts) == stage_of(MODELS[name], layers.start, layers.end)
-        assert opened <= set(artifacts_of_range(layers, count, is_tied=name != "untied"))
+        index = read_index(MemorySource(MODELS[name]))
+        needed = fragments_of_range(built, index, layers, lambda source: digest_of(source, unhurried))
+        assert opened <= {str(Path(fragment.path).relative_to(built)) for fragment in needed[1:]}
 
 
 def test_the_same_model_has_the_same_package_id_wherever_it_is_packaged(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def test_stages_of_a_package_are_those_of_its_model(package: Path, tmp_pat
 async def test_a_stage_needs_only_its_own_fragments(package: Path, tmp_path: Path) -> None:
     store = store_at(tmp_path / "home")
     model = await store.resolve(str(package))
-    kept = artifacts_of_range(LayerRange(1, 3), 4, is_tied=True)
+    kept = artifacts_of_range(LayerRange(1, 3), 4, is_tied=True, repeats_first=False)
     keep_only(package, kept)
     await store.cut(model, LayerRange(1, 3))
     with pytest.raises(ConfigError) as caught:
@@ -176,7 +176,7 @@ async def test_a_stage_is_assembled_from_fragments_of_another_home(
     wanted = await giver.cut(model, layers)
     named = await giver.fragments_of(model, layers)
     assert named[0].path.endswith("model-package.json")
-    assert len(named) == 1 + len(artifacts_of_range(layers, 4, is_tied=True))
+    assert len(named) == 1 + len(artifacts_of_range(layers, 4, is_tied=True, repeats_first=False))
     fragments = tuple([await fetched(giver, taker, one) for one in named])
     assembled = await taker.assemble(fragments, model.digest, layers)
     assert (assembled.digest, assembled.size_bytes) == (wanted.digest, wanted.size_bytes)

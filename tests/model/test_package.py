@@ -107,10 +107,18 @@ def test_a_path_that_could_leave_the_package_is_none(path: str) -> None:
 
 def test_a_stage_needs_its_layers_and_the_ends_that_it_has() -> None:
     layers = [layer_path(n) for n in range(4)]
-    assert artifacts_of_range(LayerRange(0, 2), 4, is_tied=True) == (METADATA_PATH, EMBEDDINGS_PATH, *layers[:2])
-    assert artifacts_of_range(LayerRange(1, 3), 4, is_tied=True) == (METADATA_PATH, *layers[1:3])
-    assert artifacts_of_range(LayerRange(3, 4), 4, is_tied=False) == (METADATA_PATH, layers[3], OUTPUT_PATH)
-    assert artifacts_of_range(LayerRange(3, 4), 4, is_tied=True) == (
+    assert artifacts_of_range(LayerRange(0, 2), 4, is_tied=True, repeats_first=False) == (
+        METADATA_PATH,
+        EMBEDDINGS_PATH,
+        *layers[:2],
+    )
+    assert artifacts_of_range(LayerRange(1, 3), 4, is_tied=True, repeats_first=False) == (METADATA_PATH, *layers[1:3])
+    assert artifacts_of_range(LayerRange(3, 4), 4, is_tied=False, repeats_first=False) == (
+        METADATA_PATH,
+        layers[3],
+        OUTPUT_PATH,
+    )
+    assert artifacts_of_range(LayerRange(3, 4), 4, is_tied=True, repeats_first=False) == (
         METADATA_PATH, EMBEDDINGS_PATH, layers[3], OUTPUT_PATH,
     )  # fmt: skip
 
