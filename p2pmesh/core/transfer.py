@@ -236,7 +236,8 @@ class TransferMachine:
         self._is_seeking = False
         self._is_seek_due = True
         self._seek_at: int | None = None
-        self._progress_at = 0
+        self._progress_at: int | None = None
+        """None before it began: a runner looks at the deadline before it takes the first event."""
         self._is_over = False
 
     # --- what others ask
@@ -257,7 +258,7 @@ class TransferMachine:
 
     def deadline(self) -> Micros | None:
         """When the next piece is late, a source has rested, or it is time to search again."""
-        if self._is_over:
+        if self._is_over or self._progress_at is None:
             return None
         times = [self._progress_at + self._policy.stall_us, *(request.deadline for request in self._requests.values())]
         if self._free.ranges and len(self._requests) < self._policy.in_all:
@@ -348,7 +349,7 @@ class TransferMachine:
         return ()
 
     def _on_deadline(self, now: int) -> tuple[Effect, ...]:
-        if now >= self._progress_at + self._policy.stall_us:
+        if self._progress_at is not None and now >= self._progress_at + self._policy.stall_us:
             return (self._give_up(f"nothing came for {self._policy.stall_us // MICROS_PER_SECOND} s"),)
         if self._seek_at is not None and now >= self._seek_at:
             self._seek_at, self._is_seek_due = None, True

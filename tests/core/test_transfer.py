@@ -227,6 +227,7 @@ def test_a_trickle_is_given_up_by_its_deadline_which_follows_the_rate() -> None:
 
 def test_patience_grows_with_pieces_that_take_long() -> None:
     machine = TransferMachine(8, 4 * MIB)
+    machine.handle(TransferStarted(), Micros(0))
     machine.handle(SourceFound(A), Micros(0))
     assert machine.deadline() == 4 * 64 * SECOND  # 4 MiB at 64 KiB/s, four times over
 
@@ -238,6 +239,10 @@ def test_nothing_for_long_is_the_end_whatever_goes_on() -> None:
     (end,) = driven.feed(DeadlinePassed())
     assert isinstance(end, GiveUp)
     assert driven.feed(SourceFound(B)) == ()
+
+
+def test_before_it_began_nothing_is_late() -> None:
+    assert TransferMachine(8, PIECE).deadline() is None
 
 
 def test_the_last_pieces_of_a_slow_source_are_asked_of_a_fast_one_too() -> None:

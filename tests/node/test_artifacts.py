@@ -109,6 +109,13 @@ async def test_a_file_that_is_here_is_not_fetched(autojump_clock: MockClock) -> 
         assert (await world.obtain()).fetched_bytes == 0
 
 
+async def test_a_node_that_has_been_up_for_long_fetches_too(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        await trio.sleep(3600)
+        assert (await world.obtain()).fetched_bytes == len(DATA)
+
+
 async def test_what_is_given_waits_for_tokens(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         world = await takers(mesh, holder(portion_s=0.0))
