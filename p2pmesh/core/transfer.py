@@ -56,13 +56,15 @@ class TransferPolicy:
     busy_us: int = 5 * MICROS_PER_SECOND
     max_sources: int = 16
     max_returns: int = 5
-    """So often a source that was lost or slow may be found again."""
+    """So often a source that was lost or slow may be found again before it brings a piece."""
     max_duplicates: int = 16
     """Pieces that may be asked of a second source at the end, when others have nothing left to do."""
     seek_again_us: int = 10 * MICROS_PER_SECOND
     few_sources: int = 3
     look_again_us: int = 60 * MICROS_PER_SECOND
     """With fewer sources, others are searched again after so long: peers that got the file meanwhile have it, too."""
+    quick_seeks: int = 2
+    """So many searches follow each other at once when all sources are lost; then each waits ``seek_again_us``."""
     max_seeks: int = 6
     """Searches for sources, one after another, that bring none."""
     stall_us: int = 600 * MICROS_PER_SECOND
@@ -311,6 +313,7 @@ class TransferMachine:
             self._take_out(piece)
         else:
             self._measure(request.peer, now)
+            self._sources[request.peer].returns = 0
             request.next = piece + 1
             request.deadline = now + self._patience_us(request.peer)
         done = [number for number, other in self._requests.items() if all(self._is_here[p] for p in other.pieces())]
@@ -334,7 +337,7 @@ class TransferMachine:
         if cause is Cause.BUSY:
             source.rests_until = now + self._policy.busy_us
             return ()
-        return self._drop(request.peer, cause)
+        return self._drop(request.peer, cause, now)
 
     def _on_seek_ended(self, now: int) -> tuple[Effect, ...]:
         self._is_seeking = False
@@ -356,7 +359,7 @@ class TransferMachine:
         effects: list[Effect] = []
         late = dict.fromkeys(request.peer for request in self._requests.values() if request.deadline <= now)
         for peer in late:
-            effects += self._drop(peer, Cause.SLOW)
+            effects += self._drop(peer, Cause.SLOW, now)
         return tuple(effects)
 
     # --- sources and requests
@@ -364,14 +367,15 @@ class TransferMachine:
     def _live(self) -> Iterator[_Source]:
         return (source for source in self._sources.values() if source.cause is None)
 
-    def _drop(self, peer: PeerId, cause: Cause) -> tuple[Effect, ...]:
+    def _drop(self, peer: PeerId, cause: Cause, now: int) -> tuple[Effect, ...]:
         source = self._sources[peer]
         source.cause, source.rate, source.rests_until = cause, 0, 0
         numbers = [number for number, request in self._requests.items() if request.peer == peer]
         for number in numbers:
             self._end_request(number)
         if not self.sources:
-            self._seek_at, self._is_seek_due = None, True
+            self._is_seek_due = self._seeks < self._policy.quick_seeks
+            self._seek_at = None if self._is_seek_due else now + self._policy.seek_again_us
         return (*(CancelRequest(number) for number in numbers), DropSource(peer, cause))
 
     def _end_request(self, number: int) -> _Request | None:

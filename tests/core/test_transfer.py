@@ -161,6 +161,36 @@ def test_a_lost_source_may_be_found_again_a_few_times() -> None:
     assert not driven.open
 
 
+def test_a_source_that_brings_pieces_in_between_may_be_lost_any_number_of_times() -> None:
+    driven = Driven(40)
+    driven.feed(SourceFound(A))
+    for _ in range(3 * POLICY.max_returns):
+        driven.now += 10_000
+        driven.bring(driven.of(A)[0])
+        driven.fail(driven.of(A)[0], Cause.LOST)
+        driven.feed(SourceFound(A))
+        driven.feed(SeekEnded())
+        assert driven.open
+
+
+def test_a_source_that_refuses_for_seconds_is_waited_for() -> None:
+    """It is found at once and lost at once, as one is whose process starts again."""
+    driven = Driven(8)
+    searched = [driven.now]
+    while driven.machine.deadline() is not None:
+        driven.feed(SourceFound(A))
+        told = driven.fail(driven.of(A)[0], Cause.LOST) if driven.of(A) else ()
+        told += driven.feed(SeekEnded())
+        due = driven.machine.deadline()
+        if SeekSources() not in told and due is not None:
+            driven.now = due
+            assert SeekSources() in driven.feed(DeadlinePassed())
+        searched.append(driven.now)
+    assert isinstance(driven.told[-1], GiveUp)
+    assert searched == [0, 0, *(n * POLICY.seek_again_us for n in range(1, POLICY.max_seeks - 1)), searched[-1]]
+    assert searched[-1] <= POLICY.max_seeks * POLICY.seek_again_us
+
+
 def test_a_search_that_brings_nobody_is_repeated_and_ends() -> None:
     driven = Driven(8)
     assert driven.told == [SeekSources()]
