@@ -104,7 +104,9 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class SeekEnded:
-    """A search for sources is over; those that it found were told before."""
+    """A search for sources is over; those that it found were told before. ``is_whole`` False: more may come of it."""
+
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +287,8 @@ class TransferMachine:
                 effects = self._on_verified(request, piece, now)
             case RequestFailed(request, cause):
                 effects = self._on_failed(request, cause, now)
-            case SeekEnded():
-                effects = self._on_seek_ended(now)
+            case SeekEnded(is_whole):
+                effects = self._on_seek_ended(now, is_whole=is_whole)
             case DeadlinePassed():
                 effects = self._on_deadline(now)
         for source in self._live():
@@ -339,14 +341,15 @@ class TransferMachine:
             return ()
         return self._drop(request.peer, cause, now)
 
-    def _on_seek_ended(self, now: int) -> tuple[Effect, ...]:
+    def _on_seek_ended(self, now: int, *, is_whole: bool) -> tuple[Effect, ...]:
         self._is_seeking = False
         if self.sources:
             if len(self.sources) < self._policy.few_sources:
                 self._seek_at = now + self._policy.look_again_us
             return ()
         causes = [source.cause for source in self._sources.values()]
-        if self._seeks >= self._policy.max_seeks or (causes and all(cause in _FINAL for cause in causes)):
+        is_vain = is_whole and bool(causes) and all(cause in _FINAL for cause in causes)
+        if self._seeks >= self._policy.max_seeks or is_vain:
             return (self._give_up("no source is left"),)
         self._seek_at = now + self._policy.seek_again_us
         return ()

@@ -67,10 +67,18 @@ class ArtifactSources:
         found = await self.find_providers(digest)
         return tuple(one for one in found if one.peer != self._overlay.own_peer and self._may_exchange(one.peer))
 
-    async def find(self, wanted: WantedFile, origin: FileOrigin, found: Found, known: Container[PeerId] = ()) -> None:
+    async def find(
+        self,
+        wanted: WantedFile,
+        origin: FileOrigin,
+        found: Found,
+        known: Container[PeerId] = (),
+        preparing: set[PeerId] | None = None,
+    ) -> None:
         """Tells of each source as it is found; returns when the search is over, at once where nobody else is asked.
 
-        ``known`` are sources already, and need not prepare the file again.
+        ``known`` are sources already, and need not prepare the file again. ``preparing`` are those that are at it, kept
+        up for searches for the same file beside each other.
         """
         if not self._is_searching:
             return
@@ -83,9 +91,15 @@ class ArtifactSources:
             nursery.start_soon(self._from_records, wanted.digest, offer)
             if origin.model_digest is not None and origin.layers is not None:
                 question = PrepareArtifact(wanted.digest, origin.model_digest, origin.layers.start, origin.layers.end)
-                holders = [peer for peer in self._holders(origin.model_digest, origin.peer) if peer not in known]
-                for peer in holders[:MAX_PREPARING]:
-                    nursery.start_soon(self._from_model, peer, question, offer)
+                asked = set() if preparing is None else preparing
+                holders = [
+                    peer
+                    for peer in self._holders(origin.model_digest, origin.peer)
+                    if peer not in known and peer not in asked
+                ]
+                for peer in holders[: MAX_PREPARING - len(asked)]:
+                    asked.add(peer)
+                    nursery.start_soon(self._from_model, peer, question, offer, asked)
 
     async def _from_records(self, digest: Digest, offer: Found) -> None:
         for provider in await self.find_providers(digest):
@@ -103,14 +117,17 @@ class ArtifactSources:
             key=lambda peer: (not self._overlay.is_admitted(peer), peer),
         )
 
-    async def _from_model(self, peer: PeerId, question: PrepareArtifact, offer: Found) -> None:
-        with suppress(P2PMeshError):  # one that does not is no source
-            stream = await self._overlay.open_exchange(peer, question)
-            try:
-                await stream.expect(Done, PREPARE_TIMEOUT_S)
-            finally:
-                await stream.reset()
-            await offer(peer, ())
+    async def _from_model(self, peer: PeerId, question: PrepareArtifact, offer: Found, asked: set[PeerId]) -> None:
+        try:
+            with suppress(P2PMeshError):  # one that does not is no source
+                stream = await self._overlay.open_exchange(peer, question)
+                try:
+                    await stream.expect(Done, PREPARE_TIMEOUT_S)
+                finally:
+                    await stream.reset()
+                await offer(peer, ())
+        finally:
+            asked.discard(peer)
 
 
 async def _find_nobody(_: Digest) -> tuple[Provider, ...]:

@@ -228,18 +228,25 @@ class Artifacts:
             return await self._ask_piece_list(wanted, origin.peer, origin.addresses)
         except P2PMeshError as error:
             self._overlay.conduct.note_error(error)
-            others: list[tuple[PeerId, tuple[str, ...]]] = []
+            pieces = await self._piece_list_of_others(wanted, origin)
+            if pieces is None:
+                raise
+            return pieces
+
+    async def _piece_list_of_others(self, wanted: WantedFile, origin: FileOrigin) -> PieceList | None:
+        """The first that comes; nobody waits then for those who are still cutting the file."""
+        came: list[PieceList] = []
+        with trio.CancelScope() as search:
 
             async def found(peer: PeerId, addresses: tuple[str, ...]) -> None:
-                others.append((peer, addresses))
+                try:
+                    came.append(await self._ask_piece_list(wanted, peer, addresses))
+                    search.cancel()
+                except P2PMeshError as error:
+                    self._overlay.conduct.note_error(error)
 
             await self._sources.find(wanted, origin, found)
-            for peer, addresses in others:
-                try:
-                    return await self._ask_piece_list(wanted, peer, addresses)
-                except P2PMeshError as other:
-                    self._overlay.conduct.note_error(other)
-            raise
+        return came[0] if came else None
 
     async def _ask_piece_list(self, wanted: WantedFile, peer: PeerId, addresses: tuple[str, ...]) -> PieceList:
         question = FetchPieceList(wanted.digest, wanted.pieces_digest)
@@ -364,6 +371,7 @@ class _Seeking:
         self._origin = origin
         self._is_first = True
         self._told: set[PeerId] = set()
+        self._preparing: set[PeerId] = set()
 
     async def __call__(self, found: Found) -> None:
         known = (Provider(self._origin.peer, self._origin.addresses), *self._origin.others)
@@ -377,7 +385,7 @@ class _Seeking:
                 self._told.add(peer)
                 await found(peer, addresses)
 
-            await self._sources.find(self._wanted, self._origin, tell, self._told)
+            await self._sources.find(self._wanted, self._origin, tell, self._told, self._preparing)
 
 
 class _DropReport:

@@ -26,6 +26,8 @@ from p2pmesh.wire.pieces import PieceList
 
 CHUNK_TIMEOUT_S = 30.0
 MAX_QUEUED_EVENTS = 1024
+SEARCH_S = 20.0
+"""Longer than records are searched. Whoever cuts the file may take minutes, and no lost source waits for that."""
 
 NoteTransfer = Callable[[PeerId, int, int], None]
 """Called with a peer, bytes that came from it, and the microseconds that they took."""
@@ -139,8 +141,17 @@ class Transfer:
                 self._is_over = True
 
     async def _seek(self) -> None:
+        """A search that takes long goes on beside those that follow it."""
+        assert self._nursery is not None
+        is_over = trio.Event()
+        self._nursery.start_soon(self._search, is_over)
+        with trio.move_on_after(SEARCH_S):
+            await is_over.wait()
+        await self._runner.put(transfer.SeekEnded(is_whole=is_over.is_set()))
+
+    async def _search(self, is_over: trio.Event) -> None:
         await self._parts.seek(self._found)
-        await self._runner.put(transfer.SeekEnded())
+        is_over.set()
 
     async def _found(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         if addresses or peer not in self._addresses:

@@ -191,6 +191,18 @@ def test_a_source_that_refuses_for_seconds_is_waited_for() -> None:
     assert searched[-1] <= POLICY.max_seeks * POLICY.seek_again_us
 
 
+def test_whoever_may_still_come_is_waited_for() -> None:
+    """All that were found do not have it, but the search goes on."""
+    driven = Driven(8)
+    driven.feed(SourceFound(A))
+    driven.fail(driven.of(A)[0], Cause.UNKNOWN)
+    for _ in range(2):
+        driven.feed(SeekEnded(is_whole=False))
+    assert driven.machine.deadline() == POLICY.seek_again_us
+    driven.feed(SourceFound(B))
+    assert driven.of(B)
+
+
 def test_a_search_that_brings_nobody_is_repeated_and_ends() -> None:
     driven = Driven(8)
     assert driven.told == [SeekSources()]
@@ -376,10 +388,10 @@ class AnyOrder(RuleBasedStateMachine):
         assert after is None or after > self.driven.now or after != before, "it would be woken for nothing for ever"
 
     @precondition(lambda self: self.is_seeking)
-    @rule()
-    def end_search(self) -> None:
+    @rule(is_whole=st.booleans())
+    def end_search(self, is_whole: bool) -> None:
         self.is_seeking = False
-        self.do(self.driven.feed(SeekEnded()))
+        self.do(self.driven.feed(SeekEnded(is_whole)))
 
     @invariant()
     def every_piece_is_written_at_most_once_and_none_that_was_here(self) -> None:

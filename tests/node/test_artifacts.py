@@ -403,6 +403,57 @@ async def test_a_peer_that_has_the_model_cuts_what_another_lacks(autojump_clock:
         assert world.taker.store.files[found.digest] == data
 
 
+async def cutting(world: Takers, cutter: MeshNode) -> list[PeerId]:
+    """A peer that is asked to cut the file and never comes to an end; who asked it."""
+    asked: list[PeerId] = []
+
+    async def cut(stream: Any, question: PrepareArtifact) -> None:
+        asked.append(stream.remote_peer)
+        await trio.sleep_forever()
+
+    cutter.node.overlay.serve_exchange(PrepareArtifact, cut)
+    cutter.node.overlay.board.change_own(on_disk=(HeldModel("fake", MODEL.digest),))
+    await wait_announced(world.taker, cutter.peer)
+    return asked
+
+
+CUT_OF = {"model_digest": MODEL.digest, "layers": LayerRange(2, 4)}
+
+
+async def test_no_lost_source_waits_for_a_peer_that_is_cutting(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), FakeModelStore())
+        asked = await cutting(world, world.others[0])
+        serve, calls = world.origin.node.artifacts._serve, [0]
+
+        async def lost_at_first(stream: Any, question: FetchArtifact) -> None:
+            calls[0] += 1
+            await (serve(stream, question) if calls[0] > 1 else stream.finish())
+
+        await serve_like(world.origin, lost_at_first)
+        began = trio.current_time()
+        assert (await world.obtain(**CUT_OF)).fetched_bytes == len(DATA)
+        assert trio.current_time() - began < 30
+        assert asked == [world.taker.peer]  # and not once more by the search that followed
+
+
+async def test_a_piece_list_does_not_wait_for_a_peer_that_is_cutting(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder(), FakeModelStore())
+        await cutting(world, world.others[1])
+        await refuse_list(world.origin)
+        began = trio.current_time()
+        assert (await world.obtain(**CUT_OF)).fetched_bytes == len(DATA)
+        assert trio.current_time() - began < 30
+
+
+async def refuse_list(node: MeshNode) -> None:
+    async def refuse(stream: Any, question: FetchPieceList) -> None:
+        await stream.finish()
+
+    node.node.overlay.serve_exchange(FetchPieceList, refuse)
+
+
 async def wait_announced(node: MeshNode, peer: PeerId) -> None:
     board = node.node.overlay.board
     with trio.fail_after(PATIENCE_S):
