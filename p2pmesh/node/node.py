@@ -90,7 +90,7 @@ class Node:
         RouteQueries(self.overlay, self.router.models)
         self.coordinators: list[Coordinator] = []
         succession = SuccessionParts(
-            self.overlay, parts.store, self.stages, self.drivers, self.claims, self._serve_unless_served
+            self.overlay, parts.store, self.stages, self.drivers, self.claims, self.vigils, self._serve_unless_served
         )
         self.successions = Successions(succession, report)
         self._is_draining = False
@@ -114,8 +114,15 @@ class Node:
             task_status.started()
 
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
-        """Coordinates one model until cancelled; raises when it can never be placed."""
+        """Coordinates one model until cancelled; raises when it can never be placed.
+
+        Returns at once for a file that is coordinated here already: what is claimed of peers is the file, not a name.
+        """
         check_split(model, options)
+        same = next((one for one in self.coordinators if one.digest == model.digest), None)
+        if same is not None:
+            self._tell_same_file(model.name, same.model_name)
+            return
         self._resolved[model.digest] = model
         on_disk = tuple(HeldModel(one.name, one.digest) for one in self._resolved.values())
         self.overlay.board.change_own(on_disk=on_disk)
@@ -128,6 +135,12 @@ class Node:
         self.coordinators.append(coordinator)
         self.router.expect(model.name)
         await coordinator.serve()
+
+    def _tell_same_file(self, name: str, served_name: str) -> None:
+        text = f"{name} is the same file as {served_name}, which this node serves: ask for {served_name}"
+        if name != served_name:
+            self.router.forget(name)
+        self._report("error", {"code": ErrorCode.CONFIG_INVALID.value, "message": text})
 
     async def _serve_unless_served(self, model: ModelFile, options: ServingOptions) -> None:
         """A model whose run was taken over here and is over; whoever was given it on this node stood by for it."""

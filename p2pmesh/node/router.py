@@ -69,6 +69,10 @@ class Router:
         """A model that is to come: until it can be routed, requests for it are told to try again, and why."""
         self._expected[model] = reason
 
+    def forget(self, model: str) -> None:
+        """A model that will not come under this name."""
+        self._expected.pop(model, None)
+
     def expected_reason(self, model: str) -> str | None:
         """Why a model that is to come cannot be routed yet; ``None`` for models that nobody here expects."""
         return self._expected.get(model)

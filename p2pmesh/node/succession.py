@@ -16,11 +16,19 @@ from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.claims import Claim, ClaimHeld
 from p2pmesh.core.coordination import RunPhase, StageState, run_fingerprint
 from p2pmesh.node.claims import Claims, HeldClaim
-from p2pmesh.node.coordinator import PUBLISH_TIMEOUT_S, SYMPTOM_WAIT_S, RunEnding, ServingOptions, follow_statuses
+from p2pmesh.node.coordinator import (
+    PUBLISH_TIMEOUT_S,
+    SYMPTOM_WAIT_S,
+    WATCH_AGAIN_S,
+    RunEnding,
+    ServingOptions,
+    follow_statuses,
+)
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.stages import HeldStage, ReportStatus, Stages
+from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.models import ModelFile, ModelStore
 from p2pmesh.wire.control import Done, FollowStage, LoadStage, PublishRun, StageStatus
 from p2pmesh.wire.stage import WireDtype
@@ -35,6 +43,7 @@ class SuccessionParts:
     stages: Stages
     drivers: Drivers
     claims: Claims
+    vigils: Vigils
     serve_model: Callable[[ModelFile, ServingOptions], Awaitable[None]]
 
 
@@ -107,7 +116,10 @@ class Successions:
             self._report("waiting_for_peers", {"model": load.model, "message": text})
             return
         options = ServingOptions(None, load.context_tokens, load.lanes, WireDtype(load.wire_dtype))
-        await self._parts.serve_model(replace(model, name=load.model), options)
+        try:
+            await self._parts.serve_model(replace(model, name=load.model), options)
+        except P2PMeshError as error:  # nobody gave this node the model: that it cannot be placed ends nothing here
+            self._report("waiting_for_peers", {"model": load.model, "message": error.message})
 
 
 class AdoptedRun:
@@ -156,16 +168,26 @@ class AdoptedRun:
         self._end(RunEnding(ErrorCode.SHUTTING_DOWN, "its coordinator stops", None, True), is_over=True)
 
     async def serve(self) -> RunEnding:
-        """Until a stage ends, or the claim does."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._publish)
-            for index in range(len(self._held.load.stages)):
-                nursery.start_soon(self._follow, index)
-            nursery.start_soon(self._follow_claim)
-            await self._over.wait()
-            nursery.cancel_scope.cancel()
+        """Until a stage ends, the peer of one does not answer, or the claim ends."""
+        stages = ((PeerId(stage.peer_id), stage.addresses) for stage in self._held.load.stages)
+        watch = self._parts.vigils.watch(stages, self._note_silent, WATCH_AGAIN_S)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._publish)
+                for index in range(len(self._held.load.stages)):
+                    nursery.start_soon(self._follow, index)
+                nursery.start_soon(self._follow_claim)
+                await self._over.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if watch is not None:
+                watch.end()
         assert self._ending is not None
         return self._ending
+
+    def _note_silent(self, peer: PeerId, error: P2PMeshError) -> None:
+        index = next(i for i, stage in enumerate(self._held.load.stages) if stage.peer_id == peer)
+        self._end(RunEnding(error.code, f"stage {index}: {error.message}", index, True), is_over=True)
 
     def _end(self, ending: RunEnding, *, is_over: bool) -> None:
         if self._ending is not None:

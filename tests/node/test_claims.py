@@ -1,17 +1,23 @@
 """Coordinators that die, are cut off, leave and come back, over fake engines: requests go on, and nobody acts twice."""
 
+from dataclasses import replace
+
 import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core.claims import Claim, ClaimPolicy
 from p2pmesh.core.grants import Deny, Grant
+from p2pmesh.node.coordinator import WATCH_AGAIN_S, ServingOptions
+from p2pmesh.node.vigil import ANSWER_S
 from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, StageStatus
+from p2pmesh.wire.stage import WireDtype
 from tests.fakes.grants import FakeGrantStore
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens
 from tests.fakes.models import FakeModelStore, fake_model
 from tests.node.test_stage_run import Puppet, held_stage, load_order
+from tests.node.test_vigil import freeze
 
 MODEL = fake_model()
 LEASE_S = ClaimPolicy().lease_us / 1e6
@@ -203,6 +209,53 @@ async def test_a_promise_that_cannot_be_kept_on_disk_is_not_given(autojump_clock
         mesh.serve(driver, MODEL, stage_count=2)
         ready = await driver.wait_told("pipeline_ready")
         assert {stage["peer_id"] for stage in ready["stages"]} == {driver.peer, other.peer}
+
+
+async def test_one_file_under_two_names_is_told_at_once_and_served_under_the_first(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found("node", store=FakeModelStore(MODEL))
+        mesh.serve(node, MODEL)
+        await node.wait_routable()
+        node.node.router.expect("same", "it is being fetched")
+        await node.node.serve_model(replace(MODEL, name="same"), ServingOptions(None, 4096, 4, WireDtype.F32))
+        (told,) = node.told("error")
+        assert told["message"] == "same is the same file as fake, which this node serves: ask for fake"
+        assert node.told("waiting_for_peers") == []
+        with pytest.raises(Refused, match="served are: fake"):
+            await node.ask(mesh.request(model="same"))
+
+
+async def test_a_successor_notices_that_a_peer_froze(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh, store=FakeModelStore(MODEL))
+        await mesh.kill(three.coordinator)
+        await three.first.wait_told("run_taken_over")
+        await trio.sleep(5)
+        freeze(three.second)
+        frozen_at = trio.current_time()
+        withdrawn = await three.first.wait_told("model_withdrawn")
+        assert withdrawn["stage"] == 1
+        assert "does not answer" in withdrawn["message"]
+        assert trio.current_time() - frozen_at < WATCH_AGAIN_S + 2 * ANSWER_S
+
+
+async def test_a_successor_that_can_never_place_the_model_lives_on(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh, store=FakeModelStore(MODEL))
+        await mesh.kill(three.coordinator)
+        await three.first.wait_told("run_taken_over")
+
+        async def refuse(model: object, options: object) -> None:
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, "fake cannot be placed: no peer could help")
+
+        parts = three.first.node.successions._parts
+        three.first.node.successions._parts = replace(parts, serve_model=refuse)
+        three.second.engine.kill()
+        waiting = await three.first.wait_told("waiting_for_peers")
+        assert "no peer could help" in waiting["message"]
+        await trio.sleep(5)
+        assert not three.first.is_dead.is_set()
+        assert three.first.node.peers()
 
 
 # --- fencing, word by word --------------------------------------------------------
