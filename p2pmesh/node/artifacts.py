@@ -12,10 +12,10 @@ from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.limits import MAX_ARTIFACT_CHUNK_BYTES
-from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.base.quantities import KIB, MICROS_PER_SECOND, Micros
 from p2pmesh.core.allowance import spend
 from p2pmesh.core.artifact_policy import ArtifactTransfer, may_exchange
 from p2pmesh.core.transfer import Cause
@@ -43,6 +43,8 @@ CUT_EACH_US = 60 * MICROS_PER_SECOND
 CUT_BURST = 8
 SEARCH_ABOVE_BYTES = 8 * 1024 * 1024
 """A smaller file comes from whoever named it sooner than others are found."""
+LIST_BYTES_PER_S = 64 * KIB
+"""No piece list may come more slowly than so."""
 TELL_EVERY_S = 1.0
 TELL_AGAIN_S = 20.0
 """Also while nothing new has come: whoever waits for the file must not take us for dead."""
@@ -252,17 +254,20 @@ class Artifacts:
         question = FetchPieceList(wanted.digest, wanted.pieces_digest)
         length = 32 * -(-wanted.size_bytes // PieceList(wanted.size_bytes, b"").piece_bytes)
         stream = await self._overlay.open_exchange(peer, question, addresses)
+        hashes = bytearray()
         try:
-            hashes = bytearray()
-            while len(hashes) < length:
-                hashes += (await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)).data
-            return checked_piece_list(bytes(hashes), wanted.size_bytes, wanted.pieces_digest)
-        except RemoteProtocolError as error:
-            if error.code is ErrorCode.ARTIFACT_CORRUPT:
-                error.culprit = peer
-            raise
+            with trio.move_on_after(CHUNK_TIMEOUT_S + length / LIST_BYTES_PER_S):
+                while len(hashes) < length:
+                    hashes += (await stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)).data
         finally:
             await stream.reset()
+        if len(hashes) < length:
+            raise PeerUnavailable(ErrorCode.DEADLINE_EXCEEDED, f"peer {peer} sends a piece list too slowly")
+        try:
+            return checked_piece_list(bytes(hashes), wanted.size_bytes, wanted.pieces_digest)
+        except RemoteProtocolError as error:
+            error.culprit = peer
+            raise
 
     # --- giving
 

@@ -94,6 +94,8 @@ class Transfer:
         )
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._scopes: dict[int, trio.CancelScope] = {}
+        self._written: set[int] = set()
+        """Pieces that came here; the machine does not hear of one whose request is given up while it is written."""
         self._nursery: trio.Nursery | None = None
         self._is_over = False
         self._failure: P2PMeshError | None = None
@@ -186,8 +188,7 @@ class Transfer:
                 data = await self._read_piece(incoming, piece)
                 if isinstance(data, Cause):
                     return data
-                if not self._machine.is_here(piece):
-                    await self._reception.write_piece(piece, data)
+                if await self._write(piece, data):
                     kept_bytes += len(data)
                     self._count(ask.peer, len(data))
                 await self._runner.put(transfer.PieceVerified(ask.request, piece))
@@ -207,6 +208,15 @@ class Transfer:
         except P2PMeshError as error:
             return self._cause_of(error)
         return data
+
+    async def _write(self, piece: int, data: bytes) -> bool:
+        """Whether it is this one that stays: the last pieces are asked of two peers."""
+        if self._machine.is_here(piece) or piece in self._written:
+            return False
+        await self._reception.write_piece(piece, data)
+        is_first = piece not in self._written
+        self._written.add(piece)
+        return is_first
 
     def _count(self, peer: PeerId, size_bytes: int) -> None:
         self.counts.fetched_bytes += size_bytes

@@ -1,7 +1,8 @@
 """Files between nodes: from several at once, from those that are left, resumed; and with whom the operator allows."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import Digest, LayerRange, PeerId, owner_id_of_key
 from p2pmesh.base.quantities import KIB
 from p2pmesh.core.artifact_policy import ArtifactTransfer
@@ -18,10 +19,11 @@ from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import MAX_GIVEN_TO_A_PEER
 from p2pmesh.node.node import Node
 from p2pmesh.node.transfer import TransferCounts
-from p2pmesh.ports.models import ModelFile
+from p2pmesh.ports.models import ArtifactReception, ModelFile
 from p2pmesh.ports.network import Provider
 from p2pmesh.wire.announcement import HeldModel
 from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.pieces import PieceList
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model, pieces_of
 from tests.node.test_ownership import claim_for
@@ -167,6 +169,39 @@ async def test_a_transfer_that_was_broken_off_goes_on_where_it_was(autojump_cloc
         assert (counts.resumed_bytes, counts.fetched_bytes) == (have, len(DATA) - have)
 
 
+class SlowAtFirst:
+    """An ``ArtifactReception`` whose first piece takes longer than one may; it is written whoever is cancelled."""
+
+    def __init__(self, reception: ArtifactReception) -> None:
+        self._reception = reception
+        self._is_slow = True
+
+    @property
+    def have(self) -> tuple[int, ...]:
+        return self._reception.have
+
+    async def write_piece(self, piece: int, data: bytes) -> None:
+        was_slow, self._is_slow = self._is_slow, False
+        with trio.CancelScope(shield=True):
+            await trio.sleep(30.0 * was_slow)
+            await self._reception.write_piece(piece, data)
+
+
+async def test_a_piece_that_is_written_while_its_request_is_given_up_counts_once(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        receive = world.taker.store.receive_artifact
+
+        @asynccontextmanager
+        async def receive_slowly(digest: Digest, pieces: PieceList) -> AsyncIterator[ArtifactReception]:
+            async with receive(digest, pieces) as reception:
+                yield SlowAtFirst(reception)
+
+        world.taker.store.receive_artifact = receive_slowly
+        counts = await world.obtain()
+        assert counts.fetched_bytes == sum(counts.sources.values()) == len(DATA)
+
+
 # --- hostile sources
 
 
@@ -285,6 +320,33 @@ async def test_a_wrong_piece_list_is_blamed_and_another_one_is_asked(autojump_cl
         world.origin.node.overlay.serve_exchange(FetchPieceList, wrong_list)
         await world.obtain()
         assert points(world.taker, world.origin.peer) == 50
+
+
+async def test_a_piece_list_in_a_trickle_is_not_waited_for(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder())
+
+        async def trickle(stream: Any, asked: FetchPieceList) -> None:
+            for byte in PIECES.hashes:
+                await stream.send(ArtifactChunk(bytes([byte])))
+                await trio.sleep(5)
+
+        world.origin.node.overlay.serve_exchange(FetchPieceList, trickle)
+        began = trio.current_time()
+        await world.obtain()
+        assert trio.current_time() - began < 60
+
+
+async def test_a_refusal_of_a_piece_list_is_no_offence_whatever_it_says(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder())
+
+        async def refuse(stream: Any, asked: FetchPieceList) -> None:
+            raise Refused(ErrorCode.ARTIFACT_CORRUPT, "what lies here is damaged")
+
+        world.origin.node.overlay.serve_exchange(FetchPieceList, refuse)
+        await world.obtain()
+        assert points(world.taker, world.origin.peer) == 0
 
 
 # --- whom with
