@@ -71,6 +71,8 @@ _MAX_INDEXES = 16
 _MAX_MODELS = 64
 _MAX_FRAGMENTS = 4 * limits.MAX_STAGE_FRAGMENTS
 _WORKERS = 2
+_QUICK_WORKERS = 4
+"""For what a peer waits for piece by piece: it must not stand behind a cut, or a digest of a large file."""
 _PORTION_BYTES = 256 * KIB
 """What is read at a time to be sent: little enough that a slow link takes it within any deadline."""
 
@@ -181,6 +183,7 @@ class DiskModelStore:
         self._room = threading.Lock()
         self._locks = _KeyedLocks()
         self._limiter = trio.CapacityLimiter(_WORKERS)
+        self._quick_limiter = trio.CapacityLimiter(_QUICK_WORKERS)
 
     # --- whole models
 
@@ -282,7 +285,7 @@ class DiskModelStore:
         if not is_digest(digest):
             return None
         async with self._locks.holding(digest):
-            return await self._run(lambda: self._artifact_or_model(digest))
+            return await self._run_quick(lambda: self._artifact_or_model(digest))
 
     async def keep(self, model: ModelFile) -> None:
         """Takes a hold on a whole model, to be given back with ``release``."""
@@ -305,7 +308,7 @@ class DiskModelStore:
 
         Raises ``Refused(ARTIFACT_UNKNOWN)`` if the file is gone or another one.
         """
-        known = await self._run(lambda: self._pieces.find(artifact.digest, artifact.size_bytes))
+        known = await self._run_quick(lambda: self._pieces.find(artifact.digest, artifact.size_bytes))
         if known is not None:
             return known
         async with self._locks.holding(f"pieces:{artifact.digest}"):
@@ -331,7 +334,7 @@ class DiskModelStore:
             text = f"the file has {artifact.size_bytes} bytes, so not {size_bytes} from {offset} on"
             raise Refused(ErrorCode.REQUEST_INVALID, text)
         try:
-            source = await self._run(lambda: open_model(Path(artifact.path)))
+            source = await self._run_quick(lambda: open_model(Path(artifact.path)))
         except ConfigError as error:
             raise _gone(artifact) from error
         with source:
@@ -339,7 +342,7 @@ class DiskModelStore:
                 raise _gone(artifact)
             while offset < end:
                 count = min(_PORTION_BYTES, end - offset)
-                portion = await self._run(partial(source.read_at, offset, count))
+                portion = await self._run_quick(partial(source.read_at, offset, count))
                 if not portion:
                     raise _gone(artifact)
                 await sink(portion)
@@ -350,6 +353,10 @@ class DiskModelStore:
     async def _run(self, work: Callable[[], _T]) -> _T:
         """``work`` in a thread; where it calls ``check_cancelled`` it ends early once we are cancelled."""
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
+
+    async def _run_quick(self, work: Callable[[], _T]) -> _T:
+        """As ``_run``, beside work that takes long."""
+        return await trio.to_thread.run_sync(work, limiter=self._quick_limiter)
 
     async def has_digest(self, path: Path, digest: Digest) -> bool:
         """Whether a file has this digest; read whole unless it is unchanged since that was last found out."""
@@ -530,6 +537,7 @@ class DiskModelStore:
     def _kept_artifact(self, digest: Digest) -> StageArtifact | None:
         """The stage of this digest, held, if it stands in the cache undamaged; a damaged one is put aside."""
         path = self._stages / f"{digest}.gguf"
+        was_there, stamp = path.exists(), files.stamp_of(path)
         with self._room:
             self._holds.take(digest, path)  # first, so that it is not evicted while it is checked
         artifact = None
@@ -538,7 +546,7 @@ class DiskModelStore:
         finally:
             if artifact is None:
                 self._holds.drop(digest)
-        if artifact is None and path.exists():
+        if artifact is None and was_there and files.stamp_of(path) == stamp:  # not one that was just written
             self._put_aside(path)
         return artifact
 
@@ -645,7 +653,7 @@ class DiskModelStore:
         async with self._locks.holding(f"receive:{digest}"):
             received = await self._run(lambda: self._start_receiving(digest, pieces))
             try:
-                yield _Reception(received, self._run)
+                yield _Reception(received, self._run_quick)
                 await self._run(lambda: self._keep_received(digest, pieces, received))
             finally:
                 received.close()

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
@@ -350,6 +351,32 @@ async def test_concurrent_cuts_of_a_range_share_one_work(home: Home) -> None:
     assert counting.created == 1
 
 
+async def test_pieces_come_and_go_beside_work_that_takes_long(home: Home) -> None:
+    at_work, may_end = threading.Semaphore(0), threading.Event()
+
+    def create(path: Path) -> io.FileIO:
+        at_work.release()
+        may_end.wait(20)
+        return LimitedFile(path, CountingDisk())
+
+    store = home.store(disk=model_files.Disk(create))
+    model, pieces = await resolved(home, store), pieces_of(LARGE)
+    async with trio.open_nursery() as nursery, store.receive_artifact(sha256(LARGE), pieces) as reception:
+        try:
+            for layers in (LayerRange(1, 2), LayerRange(1, 3)):
+                nursery.start_soon(store.cut, model, layers)
+                await trio.to_thread.run_sync(at_work.acquire)
+            with trio.fail_after(10):
+                whole = await store.find_artifact(model.digest)
+                assert whole is not None
+                assert (await store.piece_list(StageArtifact("", sha256(b""), 1))).count == 1
+                assert b"".join(await bytes_of(store, whole)) == LLAMA
+                for piece in range(pieces.count):
+                    await reception.write_piece(piece, LARGE[piece * pieces.piece_bytes :][: pieces.length_of(piece)])
+        finally:
+            may_end.set()
+
+
 async def test_a_disk_that_fills_up_leaves_nothing(home: Home) -> None:
     store = home.store(disk=CountingDisk(capacity_bytes=100_000).disk())
     error = await error_of(store.cut(await resolved(home, store), MIDDLE))
@@ -438,6 +465,26 @@ async def test_a_damaged_stage_is_put_aside_and_cut_again(home: Home) -> None:
     assert await store.cut(model, MIDDLE) == artifact
     (aside,) = (home.cache / "quarantine").iterdir()
     assert aside.name.startswith(artifact.digest)
+
+
+async def test_a_stage_that_appears_while_it_is_looked_for_is_not_put_aside(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = home.store()
+    first = await store.cut(await resolved(home, store), MIDDLE)
+    data = content(first)
+    os.unlink(first.path)
+    check = DiskModelStore._checked_artifact
+
+    def check_too_early(self: DiskModelStore, digest: Digest, path: Path) -> StageArtifact | None:
+        found = check(self, digest, path)
+        path.write_bytes(data)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskModelStore, "_checked_artifact", check_too_early)
+        assert await store.find_artifact(first.digest) is None
+    assert await store.find_artifact(first.digest) == first
 
 
 async def test_unknown_artifacts_are_not_found(home: Home) -> None:
