@@ -23,6 +23,20 @@ def claim(paths: Iterable[Path]) -> list[int]:
     return held
 
 
+def claim_open(descriptor: int, path: Path) -> bool:
+    """Claims an open file until it is closed; False if somebody has it alone, or has removed it meanwhile."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def end_claim(held: Iterable[int]) -> None:
     """Gives back what ``claim`` gave."""
     for descriptor in held:

@@ -10,6 +10,7 @@ power cut it may: a piece found counts only once its hash was checked again, whi
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import struct
@@ -17,9 +18,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from p2pmesh.adapters import model_files as files
-from p2pmesh.adapters.file_claims import claim, claimed_alone, end_claim
+from p2pmesh.adapters.file_claims import claim, claim_open, claimed_alone, end_claim
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import Digest, is_digest
 from p2pmesh.wire.pieces import PieceList
@@ -28,6 +30,8 @@ MAX_PARTIAL_FILES = 16
 MAX_AGE_S = 7 * 24 * 3600.0
 PART_SUFFIX = ".part"
 JOURNAL_SUFFIX = ".journal"
+_CLAIM_ATTEMPTS = 100
+_CLAIM_RETRY_S = 0.01
 _HEAD_BYTES = 64
 _ENTRY = struct.Struct("<I")
 _UNUSABLE_PIECES = 4
@@ -125,8 +129,7 @@ class PartialFile:
         self._have: set[int] = set()
         listed = _read_journal(journal, pieces)
         with contextlib.ExitStack() as stack:
-            self._file = stack.enter_context(disk.open_partial(part))
-            claimed += claim((part,))
+            self._file = stack.enter_context(_open_claimed(part, disk))
             self._claimed = claimed
             os.ftruncate(self._file.fileno(), pieces.size_bytes)
             self._take_listed(listed, checkpoint)
@@ -182,10 +185,10 @@ class PartialFile:
 
     def close(self) -> None:
         """Keeps what is there for another time; without a piece nothing is kept. Never raises."""
-        with contextlib.suppress(OSError):
-            self._stack.close()
         if not self._have:
             _unlink(self._part, self._journal)
+        with contextlib.suppress(OSError):
+            self._stack.close()
         end_claim(self._claimed)
         self._claimed = []
 
@@ -214,6 +217,17 @@ class PartialFile:
     def _read(self, piece: int) -> bytes:
         length = self._pieces.length_of(piece)
         return os.pread(self._file.fileno(), length, piece * self._pieces.piece_bytes)
+
+
+def _open_claimed(part: Path, disk: files.Disk) -> BinaryIO:
+    """The file, claimed under its name. Whoever looks for what to remove has it alone for a moment, or removes it."""
+    for _ in range(_CLAIM_ATTEMPTS):
+        file = disk.open_partial(part)
+        if claim_open(file.fileno(), part):
+            return file
+        file.close()
+        time.sleep(_CLAIM_RETRY_S)
+    raise OSError(errno.EBUSY, "another process has it for itself")
 
 
 def _unlink(*paths: Path) -> None:

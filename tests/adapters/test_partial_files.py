@@ -1,12 +1,15 @@
 """What is on disk of a file that is being received: whatever became of it, the next try ends with the right file."""
 
+import fcntl
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pmesh.adapters.model_files import Disk
@@ -50,6 +53,7 @@ def finish(folder: Path) -> tuple[int, ...]:
     return before
 
 
+@settings(deadline=None)
 @given(
     written=st.lists(st.integers(0, PIECES.count - 1), max_size=8),
     cut=st.none() | st.integers(0, 120),
@@ -100,6 +104,47 @@ def test_what_is_open_is_nobodys_to_remove(tmp_path: Path) -> None:
     assert entry.digest == DIGEST
     files.tidy(now_s=1e12)
     assert list(tmp_path.iterdir()) == []
+
+
+class LookedAt:
+    """What is opened first is somebody else's just then, who looks whether it may go, and removes it or not."""
+
+    def __init__(self, *, is_removed: bool) -> None:
+        self._is_removed = is_removed
+        self._looking: int | None = None
+        self.opened = 0
+
+    def disk(self) -> Disk:
+        return Disk(open_partial=self._open)
+
+    def _open(self, path: Path) -> BinaryIO:
+        self.opened += 1
+        if self._looking is not None:
+            os.close(self._looking)
+            self._looking = None
+        file = Disk().open_partial(path)
+        if self.opened == 1:
+            self._looking = os.open(path, os.O_RDONLY)
+            fcntl.flock(self._looking, fcntl.LOCK_EX)
+            if self._is_removed:
+                path.unlink()
+                os.close(self._looking)
+                self._looking = None
+        return file
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_whoever_looks_at_the_moment_of_opening_takes_nothing_away(tmp_path: Path, is_removed: bool) -> None:
+    looked = LookedAt(is_removed=is_removed)
+    files = PartialFiles(tmp_path, looked.disk())
+    partial = files.open(DIGEST, PIECES, unhurried)
+    assert looked.opened == 2
+    files.remove(DIGEST)
+    for number in range(PIECES.count):
+        partial.write(number, piece(number))
+    assert files.entries() == []
+    partial.commit(tmp_path / "whole")
+    assert (tmp_path / "whole").read_bytes() == DATA
 
 
 def test_a_journal_without_its_part_is_removed(tmp_path: Path) -> None:
