@@ -152,7 +152,10 @@ class Sequence:
         try:
             await self._runner.run(lambda: self._machine.is_over)
         except P2PMeshError as error:
-            await self._output.send(error)
+            with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                await self._output.send(error)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            return  # ``fail`` found its queue full, or nobody listens: what the stage still sends is nobody's
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Deltas and the end; raises the error that ended it."""

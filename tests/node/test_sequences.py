@@ -1,14 +1,16 @@
 """What a stage may tell the client of a request."""
 
 import pytest
+import trio
+import trio.testing
 from trio.testing import MockClock
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
 from p2pmesh.core.text import TextAssembler
-from p2pmesh.node.sequences import GENERATION_CODES, Sequence, SequenceStart
+from p2pmesh.node.sequences import EVENT_CAPACITY, GENERATION_CODES, Sequence, SequenceStart
 from p2pmesh.wire.generation import GenerationRequest, Prompt
-from p2pmesh.wire.stage import StageFrame, error_frame
+from p2pmesh.wire.stage import FrameKind, StageFrame, error_frame
 from tests.fakes.mesh import GREEDY, MockedClock
 
 
@@ -42,3 +44,27 @@ def test_which_codes_are_a_generations() -> None:
     assert {code for code in ErrorCode if code.startswith("frame_")} <= GENERATION_CODES
     foreign = {ErrorCode.INVITE_EXPIRED, ErrorCode.UNAUTHORIZED, ErrorCode.MODEL_UNKNOWN, ErrorCode.PORT_IN_USE}
     assert not foreign & GENERATION_CODES
+
+
+async def test_a_stage_that_floods_a_sequence_ends_that_alone(autojump_clock: MockClock) -> None:
+    """More frames than the queue takes, while a step is on its way to a stage that does not read."""
+    request = GenerationRequest(bytes(16), "fake", Prompt(tokens=(1,)), GREEDY)
+    policy = GenerationPolicy(chunk_tokens=8, credits=1, context_tokens=16)
+    machine = GenerationMachine((1,), None, frozenset(), TextAssembler([b"a"]), policy)
+    goes_on = trio.Event()
+    sent: list[FrameKind] = []
+
+    async def submit(frame: StageFrame) -> None:
+        sent.append(frame.kind)
+        await goes_on.wait()
+
+    sequence = Sequence(SequenceStart(request, bytes(16), (1,)), machine, submit, MockedClock())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sequence.run)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(EVENT_CAPACITY + 1):
+            await sequence.deliver(StageFrame(FrameKind.CREDIT, bytes(16), bytes(16), position=7))
+        goes_on.set()
+        with pytest.raises(Refused):
+            _ = [event async for event in sequence.events()]
+    assert sent[-1] is FrameKind.CANCEL
