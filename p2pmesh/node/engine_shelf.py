@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import EngineError, ErrorCode, LocalProtocolError, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.errors import EngineError, ErrorCode, LocalProtocolError, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.ports.engine import Engine, EngineLauncher, EngineSpec
 from p2pmesh.wire.stage import StageFrame
 
@@ -46,6 +46,7 @@ class EngineShelf:
         self._room_bytes = room_bytes
         self._nursery: trio.Nursery | None = None
         self._waiting: list[_Kept] = []
+        self._loading_bytes = 0
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Holds engines until cancelled."""
@@ -59,8 +60,8 @@ class EngineShelf:
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory of the engines that wait."""
-        return sum(kept.size_bytes for kept in self._waiting)
+        """Memory of the engines that wait, and of those that load in order to wait."""
+        return self._loading_bytes + sum(kept.size_bytes for kept in self._waiting)
 
     def has(self, spec: EngineSpec) -> bool:
         """Whether an engine waits for a stage like this."""
@@ -87,8 +88,11 @@ class EngineShelf:
                 await self._dismiss(kept)
 
     async def keep_ready(self, spec: EngineSpec, size_bytes: int, ready: Callable[[], Any]) -> None:
-        """Loads an engine that waits until a stage takes it up, its room is needed, or this is cancelled."""
-        kept = await self._take(spec) or await self._start(spec, size_bytes)
+        """Loads an engine that waits until a stage takes it up, its room is needed, or this is cancelled.
+
+        Raises ``Refused`` where it does not fit beside what is reserved, waits and loads.
+        """
+        kept = await self._take(spec) or await self._load_spare(spec, size_bytes)
         self._keep(kept, float("inf"))
         try:
             await ready()
@@ -100,7 +104,8 @@ class EngineShelf:
     async def make_room(self, needed_bytes: int) -> None:
         """Ends engines that wait, the longest first, until ``needed_bytes`` fit beside the others."""
         while self._waiting and self.waiting_bytes + needed_bytes > self._room_bytes():
-            kept = self._waiting[0]
+            kept = self._waiting.pop(0)  # from here on nobody can take it up
+            kept.is_dismissed.set()
             kept.watch.cancel()
             await kept.has_ended.wait()
 
@@ -111,7 +116,11 @@ class EngineShelf:
             return None
         self._waiting.remove(kept)
         kept.watch.cancel()
-        await kept.has_left.wait()  # who watched it must be done before another follows it
+        try:
+            await kept.has_left.wait()  # who watched it must be done before another follows it
+        except BaseException:
+            kept.is_dismissed.set()  # neither on the shelf nor lent, it would be nobody's
+            raise
         return None if kept.is_dismissed.is_set() else kept
 
     async def _start(self, spec: EngineSpec, size_bytes: int) -> _Kept:
@@ -127,6 +136,25 @@ class EngineShelf:
         if kept.failure is not None:
             raise kept.failure
         return kept
+
+    async def _load_spare(self, spec: EngineSpec, size_bytes: int) -> _Kept:
+        """Counted while it loads; what was reserved meanwhile comes first."""
+        self._check_room(size_bytes)
+        self._loading_bytes += size_bytes
+        try:
+            kept = await self._start(spec, size_bytes)
+        finally:
+            self._loading_bytes -= size_bytes
+        try:
+            self._check_room(size_bytes)
+        except Refused:
+            await self._dismiss(kept)
+            raise
+        return kept
+
+    def _check_room(self, size_bytes: int) -> None:
+        if self.waiting_bytes + size_bytes > self._room_bytes():
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, "there is no room for a spare engine here")
 
     async def _hold(self, kept: _Kept) -> None:
         try:

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import EngineError, ErrorCode
+from p2pmesh.base.errors import EngineError, ErrorCode, Refused
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.node.engine_shelf import KEPT_S, MAX_WAITING, EngineShelf
 from p2pmesh.ports.engine import EngineSpec
@@ -159,3 +159,73 @@ async def test_a_spare_engine_goes_with_whoever_asked_for_it(autojump_clock: Moc
             await room.shelf.keep_ready(spec(), 100, ready)
         await trio.testing.wait_all_tasks_blocked()
         assert room.launcher.engines == []
+
+
+async def test_an_engine_whose_taker_is_cancelled_is_nobodys_no_longer(autojump_clock: MockClock) -> None:
+    async with open_room() as room:
+        async with room.shelf.borrow(spec(), 100):
+            pass
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with room.shelf.borrow(spec(), 100):
+                raise AssertionError("not reached")
+        await trio.testing.wait_all_tasks_blocked()
+        assert room.launcher.engines == []
+
+
+async def test_whoever_makes_room_never_waits_for_a_stage_that_was_quicker(autojump_clock: MockClock) -> None:
+    async with open_room() as room:
+        room.free_bytes = 0
+
+        async def make_room() -> None:
+            with trio.fail_after(10):
+                await room.shelf.make_room(0)
+
+        async def use() -> None:
+            async with room.shelf.borrow(spec(), 100):
+                await trio.sleep(20)
+
+        for _ in range(12):  # which of the two comes first is trio's
+            async with room.shelf.borrow(spec(), 100):
+                pass
+            await trio.testing.wait_all_tasks_blocked()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(make_room)
+                nursery.start_soon(use)
+
+
+async def test_spare_engines_count_while_they_load(autojump_clock: MockClock) -> None:
+    async with open_room() as room, trio.open_nursery() as nursery:
+        room.free_bytes = 150
+        refused: list[str] = []
+
+        async def ready() -> None:
+            await trio.lowlevel.checkpoint()
+
+        async def keep(start: int) -> None:
+            try:
+                await room.shelf.keep_ready(spec(start, start + 2), 100, ready)
+            except Refused as refusal:
+                refused.append(refusal.message)
+
+        nursery.start_soon(keep, 0)
+        nursery.start_soon(keep, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert refused == ["there is no room for a spare engine here"]
+        assert len(room.launcher.engines) == 1
+        assert room.shelf.waiting_bytes == 100
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_spare_engine_goes_if_its_room_was_reserved_while_it_loaded(autojump_clock: MockClock) -> None:
+    room = Room()
+    rooms = iter((150, 50))
+    room.shelf = EngineShelf(room.launcher, lambda: next(rooms))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(room.shelf.run)
+        with pytest.raises(Refused, match="no room"), trio.fail_after(10):
+            await room.shelf.keep_ready(spec(), 100, trio.lowlevel.checkpoint)
+        assert room.launcher.engines == []
+        assert room.shelf.waiting_bytes == 0
+        nursery.cancel_scope.cancel()
