@@ -36,24 +36,7 @@ class StageFetching:
     async def fetch(
         self, load: LoadStage, source: PeerId, report_status: ReportStatus
     ) -> tuple[StageArtifact, TransferCounts]:
-        """The stage's file, held once, and what it cost; the coordinator hears of us also while nothing new comes."""
-        told = _Repeated(report_status)
-        fetched: list[tuple[StageArtifact, TransferCounts]] = []
-        try:
-            with unwrapped():
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(told.run)
-                    fetched.append(await self._fetch(load, source, told.report))
-                    nursery.cancel_scope.cancel()
-        except BaseException:
-            for artifact, _ in fetched:  # it came, and the caller is cancelled before it hears of it
-                self._store.release(artifact.digest)
-            raise
-        return fetched[0]
-
-    async def _fetch(
-        self, load: LoadStage, source: PeerId, report_status: ReportStatus
-    ) -> tuple[StageArtifact, TransferCounts]:
+        """The stage's file, held once, and what it cost."""
         counts = TransferCounts()
         if await self._is_worth_assembling(load):
             try:
@@ -97,8 +80,27 @@ class StageFetching:
         return await self._artifacts.obtain(wanted, origin, progress)
 
 
+async def telling(
+    report_status: ReportStatus, obtain: Callable[[ReportStatus], Awaitable[StageArtifact]], store: ModelStore
+) -> StageArtifact:
+    """What ``obtain`` gives, held once; the coordinator hears of us also while nothing new comes."""
+    told = _Repeated(report_status)
+    obtained: list[StageArtifact] = []
+    try:
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(told.run)
+                obtained.append(await obtain(told.report))
+                nursery.cancel_scope.cancel()
+    except BaseException:
+        for artifact in obtained:  # it came, and the caller is cancelled before it hears of it
+            store.release(artifact.digest)
+        raise
+    return obtained[0]
+
+
 class _Repeated:
-    """Passes statuses on, and says the last one again: to assemble a large stage takes minutes."""
+    """Passes statuses on, and says the last one again: to read, wait for or assemble a large file takes minutes."""
 
     def __init__(self, report_status: ReportStatus) -> None:
         self._report_status = report_status

@@ -28,7 +28,7 @@ from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run_table import MAX_RUNS, RunTable
-from p2pmesh.node.stage_fetching import StageFetching
+from p2pmesh.node.stage_fetching import StageFetching, telling
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
@@ -197,7 +197,6 @@ class Stages:
         with self._counted():
             await self._wait_for_run_before(load)
             async with self._reserve(_reserved_bytes(load)):
-                await report_status(_status(load, StageState.ASSIGNED))
                 artifact = await self._obtain(load, source, report_status)
                 try:
                     await self._check_memory(load, artifact)
@@ -291,6 +290,14 @@ class Stages:
 
     async def _obtain(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
         """The stage file: cut from a local model of the same digest, from the cache, or from peers."""
+
+        async def obtain(report: ReportStatus) -> StageArtifact:
+            await report(_status(load, StageState.ASSIGNED))
+            return await self._find_or_fetch(load, source, report)
+
+        return await telling(report_status, obtain, self._parts.store)
+
+    async def _find_or_fetch(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
         store = self._parts.store
         layers = _layers_of(load)
         model = await store.find_by_digest(Digest(load.model_digest), load.model_bytes)

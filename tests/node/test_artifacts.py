@@ -19,7 +19,7 @@ from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import MAX_GIVEN_TO_A_PEER
 from p2pmesh.node.node import Node
 from p2pmesh.node.transfer import TransferCounts
-from p2pmesh.ports.models import ArtifactReception, ModelFile
+from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
 from p2pmesh.ports.network import Provider
 from p2pmesh.wire.announcement import HeldModel
 from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
@@ -572,6 +572,23 @@ async def test_a_full_disk_is_said_so(autojump_clock: MockClock) -> None:
         assert points(world.taker, world.origin.peer) == 0
         world.taker.store.full_after = None
         assert (await world.obtain()).resumed_bytes == 3 * PIECES.piece_bytes
+
+
+async def test_a_peer_that_reads_a_large_model_for_minutes_is_not_taken_for_dead(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        joiner = await mesh.join("joiner", driver, store=FakeModelStore(MODEL))
+        cut = joiner.store.cut
+
+        async def cut_slowly(model: ModelFile, layers: LayerRange) -> StageArtifact:
+            await trio.sleep(400)
+            return await cut(model, layers)
+
+        joiner.store.cut = cut_slowly
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert joiner.told("stage_failed") == []
+        assert sum(joiner.store.holds.values()) == 1
 
 
 # --- fragments
