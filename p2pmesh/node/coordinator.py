@@ -28,6 +28,7 @@ from p2pmesh.core.planning.pricing import Prices
 from p2pmesh.core.planning.request import PlanningModel, PlanningPeer, PlanRequest
 from p2pmesh.core.wire_certificate import WireClearance
 from p2pmesh.model.families import check_range, permitted_cuts
+from p2pmesh.node.artifacts import TELL_AGAIN_S
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims, HeldClaim
@@ -445,7 +446,7 @@ class Run:
             await self._runner.put(coordination.StageReported(index, _state_of(status)))
 
         try:
-            load = await self._load_of(index)
+            load = await self._made_load_of(index)
             if load.stages[index].peer_id == (own := self._parts.overlay.own_peer):
                 await self._parts.stages.follow(self._parts.stages.begin(load, own), reported)
             else:
@@ -463,6 +464,22 @@ class Run:
             await follow_statuses(stream, reported)
         finally:
             await stream.reset()
+
+    async def _made_load_of(self, index: int) -> LoadStage:
+        """The order; that it is still being made is progress, too: to cut a stage of a large model takes minutes."""
+
+        async def tell() -> None:
+            while True:
+                await trio.sleep(TELL_AGAIN_S)
+                await self._runner.put(coordination.StageReported(index, coordination.StageState.ASSIGNED))
+
+        made: list[LoadStage] = []
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tell)
+                made.append(await self._load_of(index))
+                nursery.cancel_scope.cancel()
+        return made[0]
 
     async def _load_of(self, index: int) -> LoadStage:
         """The order to load a stage; its file is cut here first, so that a peer without the model can fetch it."""

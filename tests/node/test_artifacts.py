@@ -574,17 +574,21 @@ async def test_a_full_disk_is_said_so(autojump_clock: MockClock) -> None:
         assert (await world.obtain()).resumed_bytes == 3 * PIECES.piece_bytes
 
 
-async def test_a_peer_that_reads_a_large_model_for_minutes_is_not_taken_for_dead(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("is_driver", [True, False])
+async def test_a_peer_that_reads_a_large_model_for_minutes_is_not_taken_for_dead(
+    is_driver: bool, autojump_clock: MockClock
+) -> None:
     async with open_mesh() as mesh:
         driver = await mesh.found("driver", store=FakeModelStore(MODEL))
         joiner = await mesh.join("joiner", driver, store=FakeModelStore(MODEL))
-        cut = joiner.store.cut
+        slow = driver.store if is_driver else joiner.store
+        cut = slow.cut
 
         async def cut_slowly(model: ModelFile, layers: LayerRange) -> StageArtifact:
-            await trio.sleep(400)
+            await trio.sleep(150)
             return await cut(model, layers)
 
-        joiner.store.cut = cut_slowly
+        slow.cut = cut_slowly
         mesh.serve(driver, MODEL, stage_count=2)
         await driver.wait_told("pipeline_ready")
         assert joiner.told("stage_failed") == []
