@@ -64,7 +64,7 @@ class Node:
         self.store = parts.store
         self.overlay = Overlay(ports, settings, self._report_overlay)
         self.table = RunTable(self.overlay, ports.network)
-        self.vigils = Vigils(self.overlay, ports.clock, ports.entropy)
+        self.vigils = Vigils(self.overlay, ports.clock, ports.entropy, ports.network.round_trip_s)
         self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models)
         self.links = Links(self.overlay, ports, self._is_generating)
         self.liveness = Liveness(self.overlay, ports, report)

@@ -26,6 +26,12 @@ AGAIN_S = 1.0
 """After all have answered: the step is long, and they are asked again."""
 LAG_S = 0.3
 """If our own wait ended so much too late, this machine was busy or asleep, and silence proves nothing."""
+MAX_LAGS = 5
+"""A machine that is always late never learns who is silent, and must not wait for that."""
+ROUND_TRIPS = 4
+"""Of the peer that is farthest, beside ``ANSWER_S``: a stream is opened and asked on, and some may be sent twice."""
+MAX_WAY_S = 2.0
+"""More is no way, but a peer whose ping waited, or that has others wait."""
 
 
 Lost = Callable[[PeerId, P2PMeshError], None]
@@ -55,8 +61,11 @@ class Watch:
 class Vigils:
     """Asks the peers that somebody waits for."""
 
-    def __init__(self, overlay: Overlay, clock: Clock, entropy: Entropy) -> None:
+    def __init__(
+        self, overlay: Overlay, clock: Clock, entropy: Entropy, round_trip_s: Callable[[PeerId], float | None]
+    ) -> None:
         self._overlay = overlay
+        self._round_trip_s = round_trip_s
         self._clock = clock
         self._entropy = entropy
         self._nursery: trio.Nursery | None = None
@@ -92,9 +101,10 @@ class Vigils:
         with watch.scope:
             while True:
                 await self._wait_for_silence(watch)
+                asked_at = self._clock.now()
                 silent = await self.find_silent(watch.peers)
-                if silent:
-                    text = f"peer {silent[0]} does not answer, waited {SILENCE_S + ANSWER_S:.1f} s"
+                if silent and watch.heard_at <= asked_at:  # what came meanwhile came through all of them
+                    text = f"peer {silent[0]} does not answer, waited {SILENCE_S + ANSWER_S:.1f} s or more"
                     watch.lost(silent[0], PeerUnavailable(ErrorCode.PEER_LOST, text))
                     return
                 await trio.sleep(watch.again_s)
@@ -107,31 +117,34 @@ class Vigils:
             await trio.sleep(quiet_s)
 
     async def find_silent(self, peers: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[PeerId, ...]:
-        """Those of ``peers`` that do not answer within ``ANSWER_S``, in their order; all are asked at once."""
-        asked = tuple(peers)
+        """Those of ``peers`` that do not answer in time, in their order; all are asked at once."""
+        asked = tuple(peer for peer in peers if peer[0] != self._overlay.own_peer)
+        farthest_s = max((self._round_trip_s(peer) or 0.0 for peer, _ in asked), default=0.0)
+        answer_s = ANSWER_S + min(ROUND_TRIPS * farthest_s, MAX_WAY_S)
         answered: set[PeerId] = set()
 
         async def ask(peer: PeerId, addresses: tuple[str, ...]) -> None:
             with suppress(P2PMeshError):
-                await self._ask(peer, addresses)
+                await self._ask(peer, addresses, answer_s)
                 answered.add(peer)
 
-        while True:
-            due = trio.current_time() + ANSWER_S
+        for _ in range(MAX_LAGS):
+            due = trio.current_time() + answer_s
             with trio.move_on_at(due):
                 async with trio.open_nursery() as nursery:
                     for peer, addresses in asked:
-                        if peer != self._overlay.own_peer and peer not in answered:
+                        if peer not in answered:
                             nursery.start_soon(ask, peer, addresses)
             if trio.current_time() - due < LAG_S:
-                return tuple(peer for peer, _ in asked if peer not in answered and peer != self._overlay.own_peer)
+                return tuple(peer for peer, _ in asked if peer not in answered)
+        return ()
 
-    async def _ask(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+    async def _ask(self, peer: PeerId, addresses: tuple[str, ...], answer_s: float) -> None:
         """An answer, whatever it is: that the connection is the peer's own is proof enough of who gave it."""
         await self._overlay.ensure_admitted(peer, addresses)
         nonce = self._entropy.random_bytes(ID_BYTES)
         stream = await self._overlay.open_exchange(peer, Probe(nonce, 2**53, 0))
         try:
-            await stream.expect(ProbeAnswer, ANSWER_S)
+            await stream.expect(ProbeAnswer, answer_s)
         finally:
             await stream.reset()

@@ -1,16 +1,20 @@
 """Frozen peers are lost to those who wait for them, slow ones are not; survivors and spares lose no time loading."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from p2pmesh.base.ids import PeerId
 from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.standby import SETTLED_S
-from p2pmesh.node.vigil import ANSWER_S, SILENCE_S
+from p2pmesh.node.vigil import ANSWER_S, SILENCE_S, Vigils
 from p2pmesh.wire.control import Probe
-from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh
+from tests.fakes.clock import FakeEntropy
+from tests.fakes.mesh import Mesh, MeshNode, MockedClock, expected, open_mesh
 from tests.fakes.models import FakeModelStore
 from tests.node.test_ingress import end_of, events_of, tokens_of
 from tests.node.test_pipelines import MODEL, chain
@@ -124,3 +128,60 @@ async def test_spare_engines_make_room_for_a_stage(autojump_clock: MockClock) ->
             assert spare.launcher.engines == []
         request = mesh.request()
         assert await nodes[1].ask(request) == expected(request)
+
+
+class SilentOverlay:
+    """What a vigil needs of an overlay; nobody answers in less than ``answer_s``."""
+
+    own_peer = PeerId("own")
+
+    def __init__(self, answer_s: float = float("inf"), lag: Callable[[], None] = lambda: None) -> None:
+        self.answer_s = answer_s
+        self.lag = lag
+
+    async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        self.lag()
+
+    async def open_exchange(self, peer: PeerId, message: object) -> "SilentOverlay":
+        return self
+
+    async def expect(self, kind: type, timeout_s: float) -> None:
+        await trio.sleep(self.answer_s)
+
+    async def reset(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def vigils_over(overlay: SilentOverlay, round_trip_s: float | None = None) -> Vigils:
+    return Vigils(cast("Overlay", overlay), MockedClock(), FakeEntropy(1), lambda _: round_trip_s)
+
+
+OTHER = (PeerId("other"), ())
+
+
+async def test_whoever_is_heard_of_while_it_is_asked_is_not_lost(autojump_clock: MockClock) -> None:
+    """Its answer may wait behind what it sends: tokens prove as much."""
+    lost: list[PeerId] = []
+    async with trio.open_nursery() as nursery:
+        vigils = vigils_over(SilentOverlay())
+        await nursery.start(vigils.run)
+        watch = vigils.watch([OTHER], lambda peer, _: lost.append(peer))
+        assert watch is not None
+        for _ in range(20):
+            await trio.sleep(0.5)
+            watch.hear()
+        assert lost == []
+        await trio.sleep(SILENCE_S + 3 * ANSWER_S)
+        assert lost == ["other"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_machine_that_is_always_late_does_not_ask_for_ever(autojump_clock: MockClock) -> None:
+    vigils = vigils_over(SilentOverlay(lag=lambda: autojump_clock.jump(2 * ANSWER_S)))
+    with trio.fail_after(60):
+        assert await vigils.find_silent([OTHER]) == ()
+
+
+async def test_a_far_peer_is_given_its_round_trips(autojump_clock: MockClock) -> None:
+    assert await vigils_over(SilentOverlay(answer_s=1.5), round_trip_s=0.4).find_silent([OTHER]) == ()
+    assert await vigils_over(SilentOverlay(answer_s=1.5), round_trip_s=0.01).find_silent([OTHER]) == ("other",)
