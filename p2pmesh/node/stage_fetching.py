@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolError
+from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
@@ -41,7 +41,7 @@ class StageFetching:
         if await self._is_worth_assembling(load):
             try:
                 artifact = await _Assembly(self._artifacts, self._store, load, source, report_status, counts).run()
-            except (ConfigError, RemoteProtocolError) as error:
+            except (ConfigError, PeerUnavailable, RemoteProtocolError) as error:
                 if error.code is ErrorCode.HOME_UNUSABLE:
                     raise
             else:

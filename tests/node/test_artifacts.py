@@ -675,6 +675,22 @@ async def test_fragments_that_make_nothing_are_no_end(autojump_clock: MockClock)
         assert joiner.store.holds.total() == 1
 
 
+async def test_a_fragment_whose_list_cannot_be_had_is_no_end(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=package_store(MODEL))
+        joiner = await mesh.join("joiner", driver, store=package_store())
+        serve = driver.node.artifacts._serve_piece_list
+
+        async def break_off(stream: Any, asked: FetchPieceList) -> None:
+            await (stream.finish() if asked.digest in map(layer_file, range(6)) else serve(stream, asked))
+
+        driver.node.overlay.serve_exchange(FetchPieceList, break_off)
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert joiner.told("stage_failed") == []
+        assert joiner.engine.spec.artifact_digest in joiner.store.files
+
+
 async def test_fragments_that_are_much_more_than_the_stage_are_not_fetched(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         driver = await mesh.found("driver", store=package_store(MODEL))
