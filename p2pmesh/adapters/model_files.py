@@ -242,12 +242,18 @@ def temporary_name() -> str:
 
 def remove_leftovers(directory: Path) -> None:
     """Removes temporary files of processes that no longer run."""
+    for path in leftovers(directory):
+        path.unlink(missing_ok=True)
+
+
+def leftovers(directory: Path) -> Iterator[Path]:
+    """Temporary files and directories of processes that no longer run."""
     for path in directory.glob(f".*{TEMPORARY_SUFFIX}"):
         pid, _, rest = path.name[1:].partition(".")
         if not pid.isascii() or not pid.isdigit() or rest.startswith(_PROCESS_MARK):
             continue
-        if int(pid) == os.getpid() or not is_running(int(pid)):
-            path.unlink(missing_ok=True)
+        if int(pid) == os.getpid() or not is_running(int(pid)):  # one with our pid is of another mark: it is gone
+            yield path
 
 
 def is_running(pid: int) -> bool:

@@ -375,10 +375,8 @@ def assembled_package(parent: Path, fragments: Sequence[StageArtifact]) -> Itera
 
 def remove_assembled(parent: Path) -> None:
     """What processes that are gone left of assembling."""
-    for path in parent.iterdir():
-        pid = path.name[1:].partition(".")[0]
-        if pid.isascii() and pid.isdigit() and not files.is_running(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in files.leftovers(parent):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def usable_manifest(directory: Path) -> PackageManifest:

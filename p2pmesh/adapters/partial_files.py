@@ -90,7 +90,7 @@ class PartialFiles:
                 self.remove(entry.digest)
         for path in self._directory.glob(f"*{JOURNAL_SUFFIX}"):
             if not path.with_suffix(PART_SUFFIX).exists():
-                path.unlink(missing_ok=True)
+                _unlink(path)
 
     def open(self, digest: Digest, pieces: PieceList, checkpoint: files.Checkpoint) -> "PartialFile":
         """The file of this digest, with what is there of it; ``ConfigError(HOME_UNUSABLE)``, ``Refused(DISK_FULL)``."""

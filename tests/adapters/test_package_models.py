@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pmesh.adapters.model_files import temporary_name
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_packages import installed_models
 from p2pmesh.adapters.model_store import DiskModelStore
@@ -217,11 +218,12 @@ async def test_a_fragment_that_changed_is_not_given_out(package: Path, tmp_path:
 
 async def test_what_a_dead_process_left_of_assembling_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "home" / "cache" / "packages" / ".999999999.mark.x.tmp"
-    own = left.with_name(f".{os.getpid()}.mark.x.tmp")
-    for path in (left, own):
+    of_same_pid = left.with_name(f".{os.getpid()}.mark.x.tmp")  # as in a container, where it is always the same
+    own = left.with_name(temporary_name())
+    for path in (left, of_same_pid, own):
         (path / "layers").mkdir(parents=True)
     store_at(tmp_path / "home")
-    assert (left.exists(), own.exists()) == (False, True)
+    assert (left.exists(), of_same_pid.exists(), own.exists()) == (False, False, True)
 
 
 @pytest.mark.slow

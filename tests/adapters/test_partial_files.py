@@ -153,6 +153,11 @@ def test_a_journal_without_its_part_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_cannot_be_removed_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / f"{DIGEST}.journal").mkdir()
+    PartialFiles(tmp_path, Disk()).tidy()
+
+
 @pytest.mark.parametrize("numbers", [[], [0, 0], [4, 3]])
 def test_missing_bytes_are_those_of_the_other_pieces(tmp_path: Path, numbers: list[int]) -> None:
     receive(tmp_path, numbers)
