@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_TERM
+from p2pmesh.base.limits import MAX_TERM, MAX_TERM_STEP
 from p2pmesh.base.quantities import Micros
 
 
@@ -274,7 +274,8 @@ class Claimant:
                 self._granted.add(peer)
             case PeerDenied(term=term):
                 self._denied[peer] = event
-                self._known_term = max(self._known_term, min(term, MAX_TERM - 1))
+                # others follow no longer step than this, so neither do we, whatever one of them says
+                self._known_term = max(self._known_term, min(term, self._claim.term + MAX_TERM_STEP - 1))
             case PeerSilent():
                 self._silent.add(peer)
         if self._phase is ClaimPhase.HELD:
@@ -298,7 +299,7 @@ class Claimant:
         return any(denied.code is ErrorCode.TERM_STALE for denied in self._denied.values())
 
     def _raise_term(self) -> None:
-        self._known_term += 1
+        self._known_term = min(self._known_term + 1, MAX_TERM)
         self._claim = replace(self._claim, term=self._known_term)
 
     @property

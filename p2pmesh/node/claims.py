@@ -42,6 +42,8 @@ class Claims:
         self._store = store
         self._grantor = grants.Grantor(overlay.own_peer, self.policy, store.restored(), clock.now())
         self._turn = trio.Lock()
+        self._unsaved: tuple[grants.KeptGrant, ...] | None = None
+        """Promises that the store has not taken yet: nothing is granted before it has."""
         self.changes = Changes()
         """Marked when a promise was given, or a run is nobody's any more."""
         self.on_succession_due: Callable[[Claim], None] = lambda claim: None
@@ -109,7 +111,10 @@ class Claims:
             *effects, answer = self._grantor.handle(grants.ClaimAsked(source, claim), self._clock.now())
             for effect in effects:
                 if isinstance(effect, grants.KeepGrant):
-                    await self._store.save(effect.grants)
+                    self._unsaved = effect.grants
+            if self._unsaved is not None and isinstance(answer, grants.Grant):
+                await self._store.save(self._unsaved)
+                self._unsaved = None
             self.changes.mark()
         assert isinstance(answer, grants.Grant | grants.Deny)
         return answer
@@ -212,6 +217,11 @@ class HeldClaim:
         await self._settled.wait()
         assert self._outcome is not None
         return self._outcome
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing may be done under it any more."""
+        return self._lost.is_set()
 
     async def lost(self) -> ClaimLost:
         """Returns when the claim is held no longer."""

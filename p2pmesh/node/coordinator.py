@@ -514,6 +514,8 @@ class Run:
     async def _publish(self) -> None:
         try:
             await self._held.note_serving()
+            if self._held.is_lost:
+                return  # the run is another's, or ends by that
             await self._ask_driver(PublishRun(self.run_id, self._fingerprint()), Done, PUBLISH_TIMEOUT_S)
         except P2PMeshError as error:
             await self._runner.put(coordination.PublishFailed(error.code, error.message))

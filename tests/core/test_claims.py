@@ -6,6 +6,7 @@ import pytest
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_TERM, MAX_TERM_STEP
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.claims import (
     AskClaim,
@@ -229,3 +230,21 @@ def test_a_list_names_each_peer_once() -> None:
     for peers in ((), (A, A)):
         with pytest.raises(ValueError, match="once"):
             Claimant(Claim("m", b"r" * 16, 1, peers, 1000))
+
+
+def test_terms_that_a_peer_makes_up_lead_no_further_than_others_follow() -> None:
+    claimant = held()
+    claimant.handle(RunServes(), Micros(20))
+    claimant.handle(PeerDenied(C, 2, ErrorCode.TERM_STALE, MAX_TERM, 0), Micros(30))
+    for peer in (A, B):
+        claimant.handle(PeerGranted(peer, 2), Micros(30))
+    claimant.handle(DeadlinePassed(), Micros(320))
+    assert claimant.claim.term == CLAIM.term + MAX_TERM_STEP
+
+
+def test_no_term_is_above_the_highest() -> None:
+    claimant = asking(replace(CLAIM, term=MAX_TERM))
+    for number in range(1, 4):
+        for peer in (A, B, C):
+            claimant.handle(PeerDenied(peer, number, ErrorCode.TERM_STALE, MAX_TERM, 0), Micros(number))
+        assert claimant.claim.term == MAX_TERM

@@ -6,9 +6,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
-from p2pmesh.core.claims import Claim, ClaimPolicy
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.core.claims import Claim, ClaimLost, ClaimPolicy
 from p2pmesh.core.grants import Deny, Grant
+from p2pmesh.node.claims import HeldClaim
 from p2pmesh.node.coordinator import WATCH_AGAIN_S, ServingOptions
 from p2pmesh.node.vigil import ANSWER_S
 from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, StageStatus
@@ -256,6 +257,37 @@ async def test_a_successor_that_can_never_place_the_model_lives_on(autojump_cloc
         await trio.sleep(5)
         assert not three.first.is_dead.is_set()
         assert three.first.node.peers()
+
+
+async def test_a_promise_that_was_not_stored_is_not_given_when_asked_again(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        full = FakeGrantStore()
+        full.is_full = True
+        one = await mesh.found("one", grants=full)
+        claim = Claim("ab" * 32, OTHER_RUN, 1, (one.peer,), 15_000_000)
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="no space left"):
+                await one.node.claims.ask(one.peer, claim)
+        full.is_full = False
+        assert await one.node.claims.ask(one.peer, claim) == Grant(1)
+        assert [grant.run_id for grant in full.grants] == [OTHER_RUN]
+
+
+async def test_a_run_whose_claim_is_lost_meanwhile_is_not_published(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(held: HeldClaim) -> None:
+        await held._perform(ClaimLost(ErrorCode.QUORUM_LOST, "too few renewed", ()))
+
+    monkeypatch.setattr(HeldClaim, "note_serving", lose)
+    async with open_mesh() as mesh:
+        node = await mesh.found("node", store=FakeModelStore(MODEL))
+        published: list[bytes] = []
+        monkeypatch.setattr(node.node.drivers, "publish", lambda run_id, _: published.append(run_id))
+        mesh.serve(node, MODEL)
+        withdrawn = await node.wait_told("model_withdrawn")
+        assert withdrawn["code"] == "quorum_lost"
+        assert published == []
 
 
 # --- fencing, word by word --------------------------------------------------------
