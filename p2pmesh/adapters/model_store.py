@@ -612,10 +612,11 @@ class DiskModelStore:
         with self._room, files.translated(f"cannot use {self._stages}"):
             partial_files = self._partial.entries()
             stages = self._ledger.by_use(list(self._stages.glob("*.gguf")))
-            loose = [(path, path.stat().st_size) for path in stages if Digest(path.stem) not in self._holds]
+            sizes = {path: _size_of(path) for path in stages}
+            loose = [(path, size) for path, size in sizes.items() if Digest(path.stem) not in self._holds]
             reclaimable_bytes = sum(entry.size_bytes for entry in partial_files) + sum(size for _, size in loose)
             if self._disk.free_bytes(self._stages) + reclaimable_bytes >= size_bytes:
-                used_bytes = self._partial.size_bytes() + sum(path.stat().st_size for path in stages)
+                used_bytes = self._partial.size_bytes() + sum(sizes.values())
                 self._reclaim(partial_files, loose, used_bytes, size_bytes)
         files.require_free(self._stages, size_bytes, self._disk)
 
@@ -746,6 +747,12 @@ def _packages(path: Path, digest: Digest) -> bool:
     with contextlib.suppress(ConfigError):
         return usable_manifest(path).source.sha256 == digest
     return False
+
+
+def _size_of(path: Path) -> int:
+    """0 for a file that a command has removed meanwhile."""
+    stamp = files.stamp_of(path)
+    return 0 if stamp is None else stamp.size_bytes
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

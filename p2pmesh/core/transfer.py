@@ -379,6 +379,8 @@ class TransferMachine:
         if not self.sources:
             self._is_seek_due = self._seeks < self._policy.quick_seeks
             self._seek_at = None if self._is_seek_due else now + self._policy.seek_again_us
+        elif self._seek_at is None and len(self.sources) < self._policy.few_sources:
+            self._seek_at = now + self._policy.look_again_us
         return (*(CancelRequest(number) for number in numbers), DropSource(peer, cause))
 
     def _end_request(self, number: int) -> _Request | None:

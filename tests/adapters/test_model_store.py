@@ -754,6 +754,25 @@ async def test_the_least_recently_used_stage_makes_room(home: Home) -> None:
     assert is_there(first)
 
 
+async def test_a_stage_that_a_command_removes_meanwhile_is_no_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = home.store()
+    model = await resolved(home, store)
+    first = await store.cut(model, LayerRange(1, 2))
+    store.release(first.digest)
+    by_use = ModelLedger.by_use
+
+    def removed_just_then(self: ModelLedger, paths: list[Path]) -> list[Path]:
+        Path(first.path).unlink()
+        return by_use(self, paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelLedger, "by_use", removed_just_then)
+        second = await store.cut(model, LayerRange(2, 3))
+    assert home.kept() == {f"{second.digest}.gguf"}
+
+
 async def test_a_stage_in_use_is_never_evicted(home: Home) -> None:
     store = home.store(quota_bytes=1)
     model = await resolved(home, store)

@@ -235,6 +235,19 @@ def test_others_are_searched_again_while_sources_are_few() -> None:
     assert driven.feed(SourceFound(A)) is not None
 
 
+def test_others_are_searched_again_when_sources_become_few() -> None:
+    driven = Driven(400)
+    for peer in (A, B, C):
+        driven.feed(SourceFound(peer))
+    driven.feed(SeekEnded())
+    for peer in (B, C):
+        driven.fail(driven.of(peer)[0], Cause.LOST)
+    for _ in range(6):
+        driven.now += 10 * SECOND
+        driven.bring(driven.of(A)[0])
+    assert SeekSources() in driven.feed(DeadlinePassed())
+
+
 def test_whoever_is_lost_while_a_search_waits_is_searched_for_at_once() -> None:
     driven = Driven(8)
     driven.feed(SourceFound(A))
