@@ -604,9 +604,10 @@ class DiskModelStore:
                 return StageArtifact(str(path), digest, source.size_bytes)
         return None
 
-    def _make_room(self, size_bytes: int) -> None:
+    def _make_room(self, size_bytes: int, receiving: Digest | None = None) -> None:
         """Removes what is in nobody's use until ``size_bytes`` more fit; ``Refused(DISK_FULL)`` if they never can.
 
+        They are what is missing of ``receiving``; what is still to come of others that are received counts as here.
         What broken transfers left goes first, then stages by their last use. Where all of it would not do, all stays.
         """
         with self._room, files.translated(f"cannot use {self._stages}"):
@@ -616,7 +617,7 @@ class DiskModelStore:
             loose = [(path, size) for path, size in sizes.items() if Digest(path.stem) not in self._holds]
             reclaimable_bytes = sum(entry.size_bytes for entry in partial_files) + sum(size for _, size in loose)
             if self._disk.free_bytes(self._stages) + reclaimable_bytes >= size_bytes:
-                used_bytes = self._partial.size_bytes() + sum(sizes.values())
+                used_bytes = self._partial.size_bytes(besides=receiving) + sum(sizes.values())
                 self._reclaim(partial_files, loose, used_bytes, size_bytes)
         files.require_free(self._stages, size_bytes, self._disk)
 
@@ -663,7 +664,7 @@ class DiskModelStore:
         self._partial.tidy()
         received = self._partial.open(digest, pieces, trio.from_thread.check_cancelled)
         try:
-            self._make_room(received.missing_bytes)  # once it is open: what is open stays
+            self._make_room(received.missing_bytes, digest)  # once it is open: what is open stays
         except BaseException:
             received.close()
             raise

@@ -64,12 +64,13 @@ class PartialFiles:
                     found.append(PartialEntry(Digest(path.stem), status.st_blocks * 512, status.st_mtime))
         return sorted(found, key=lambda entry: (entry.changed_at_s, entry.digest))
 
-    def size_bytes(self) -> int:
-        """What all of them take on the disk, also those that are being received."""
+    def size_bytes(self, besides: Digest | None = None) -> int:
+        """What all take on the disk; those that are being received, but for ``besides``, as if they were whole."""
         total = 0
         for path in self._directory.glob(f"*{PART_SUFFIX}"):
-            with contextlib.suppress(OSError):
-                total += path.stat().st_blocks * 512
+            with contextlib.suppress(OSError), claimed_alone(path) as is_free:
+                status = path.stat()
+                total += status.st_blocks * 512 if is_free or path.stem == besides else status.st_size
         return total
 
     def remove(self, digest: Digest) -> None:

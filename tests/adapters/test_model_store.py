@@ -680,6 +680,20 @@ async def test_what_broken_transfers_left_goes_first_when_room_is_needed(home: H
     assert home.partial() == set()
 
 
+async def test_files_that_are_received_beside_each_other_share_the_quota(home: Home) -> None:
+    first, second, third = (bytes([number]) + LARGE for number in range(3))
+    store = home.store(quota_bytes=len(LARGE) * 5 // 2)
+    await receive(store, first)
+    store.release(sha256(first))
+    with trio.CancelScope() as scope:
+        async with store.receive_artifact(sha256(second), pieces_of(second)):
+            assert home.kept() == {f"{sha256(first)}.gguf"}
+            await receive(store, third)
+            scope.cancel()
+            await trio.sleep_forever()
+    assert home.kept() == {f"{sha256(third)}.gguf"}
+
+
 async def test_old_leftovers_and_too_many_are_removed(home: Home) -> None:
     store = home.store()
     others = [LARGE + bytes([number]) for number in range(MAX_PARTIAL_FILES + 2)]
