@@ -299,11 +299,19 @@ class TransferMachine:
     def _on_found(self, peer: PeerId) -> None:
         known = self._sources.get(peer)
         if known is None:
+            if len(self._sources) >= self._policy.max_sources:
+                self._forget_a_useless_one()
             if len(self._sources) < self._policy.max_sources:
                 self._sources[peer] = _Source()
         elif known.cause is not None and known.cause not in _FINAL and known.returns < self._policy.max_returns:
             known.returns += 1
             known.cause = None
+
+    def _forget_a_useless_one(self) -> None:
+        """One that does not have the file; else a few made-up holders would keep out all others."""
+        useless = next((peer for peer, source in self._sources.items() if source.cause is Cause.UNKNOWN), None)
+        if useless is not None:
+            del self._sources[useless]
 
     def _on_verified(self, number: int, piece: int, now: int) -> tuple[Effect, ...]:
         if not self._is_here[piece]:

@@ -26,6 +26,8 @@ from p2pmesh.wire.pieces import PieceList
 
 CHUNK_TIMEOUT_S = 30.0
 MAX_QUEUED_EVENTS = 1024
+MAX_KNOWN = 64
+"""Peers whose addresses are kept for one file; the machine asks fewer."""
 SEARCH_S = 20.0
 """Longer than records are searched. Whoever cuts the file may take minutes, and no lost source waits for that."""
 
@@ -131,6 +133,8 @@ class Transfer:
                 if request in self._scopes:
                     self._scopes[request].cancel()
             case transfer.DropSource(peer, cause):
+                if cause is Cause.UNKNOWN:
+                    self._addresses.pop(peer, None)
                 self._parts.note_dropped(peer, cause)
             case transfer.SeekSources():
                 self._nursery.start_soon(self._seek)
@@ -156,6 +160,8 @@ class Transfer:
         is_over.set()
 
     async def _found(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        if peer not in self._addresses and len(self._addresses) >= MAX_KNOWN:
+            return
         if addresses or peer not in self._addresses:
             self._addresses[peer] = addresses
         await self._runner.put(transfer.SourceFound(peer))

@@ -327,6 +327,19 @@ def test_a_piece_of_a_request_that_was_given_up_counts_all_the_same() -> None:
     assert driven.machine.left == 3
 
 
+def test_made_up_holders_keep_nobody_out() -> None:
+    driven = Driven(40)
+    for number in range(POLICY.max_sources):
+        peer = PeerId(f"made-up-{number}")
+        driven.feed(SourceFound(peer))
+        driven.fail(driven.of(peer)[0], Cause.UNKNOWN)
+    driven.feed(SourceFound(A))
+    assert driven.of(A)
+    for number in range(POLICY.max_sources):
+        driven.feed(SourceFound(PeerId(f"wrong-{number}")))
+    assert len(driven.machine._sources) == POLICY.max_sources
+
+
 def test_no_more_sources_are_taken_than_there_is_room_for() -> None:
     driven = Driven(4)
     for number in range(POLICY.max_sources + 5):

@@ -18,7 +18,7 @@ from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import MAX_GIVEN_TO_A_PEER
 from p2pmesh.node.node import Node
-from p2pmesh.node.transfer import TransferCounts
+from p2pmesh.node.transfer import MAX_KNOWN, TransferCounts
 from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
 from p2pmesh.ports.network import Provider
 from p2pmesh.wire.announcement import HeldModel
@@ -203,6 +203,31 @@ async def test_a_piece_that_is_written_while_its_request_is_given_up_counts_once
 
 
 # --- hostile sources
+
+
+async def test_made_up_holders_are_few_and_stop_nothing(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder(), holder())
+        known = 0
+
+        async def find(digest: Digest) -> tuple[Provider, ...]:
+            made_up = tuple(Provider(PeerId(f"made-up-{number}"), ("/ip4/127.0.0.1/tcp/9",)) for number in range(200))
+            return (Provider(world.others[0].peer, world.others[0].network.addresses()), *made_up)
+
+        world.taker.node.artifacts.search_by(find)
+
+        async def watch() -> None:
+            nonlocal known
+            while True:
+                await trio.sleep(0.1)
+                known = max([known, *(len(one._addresses) for one in world.taker.node.artifacts._under_way.values())])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            counts = await world.obtain()
+            nursery.cancel_scope.cancel()
+        assert world.others[0].peer in counts.sources
+        assert 2 < known <= MAX_KNOWN
 
 
 def wrong(data: bytes) -> bytes:
