@@ -154,6 +154,9 @@ class Router:
         known = list(self.models())
         if not known:
             return Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
+        if any(model in peer.wanted for peer in self._trusted()):  # between two of its runs, to say the least
+            text = f"{model} is not ready: a peer is about to serve it; try again in a moment"
+            return Refused(ErrorCode.MODEL_NOT_READY, text)
         return Refused(ErrorCode.MODEL_UNKNOWN, f"no peer serves {model!r}; served are: {_listed(known)}")
 
 

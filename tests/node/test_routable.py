@@ -1,7 +1,10 @@
 """What a node tells of the models that can be routed from it, and of who joins."""
 
+import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.wire.announcement import ServedModel
 from tests.fakes.mesh import open_mesh
 
@@ -30,3 +33,19 @@ async def test_a_peer_that_comes_again_is_told_by_its_name(autojump_clock: MockC
         member = await mesh.join("member", founder)
         await member.network.disconnect(founder.peer)
         assert await founder.wait_told("peer_joined", times=2) == {"peer_id": member.peer, "name": "member"}
+
+
+@pytest.mark.parametrize(("name", "code"), [("coming", ErrorCode.MODEL_NOT_READY), ("never", ErrorCode.MODEL_UNKNOWN)])
+async def test_a_model_that_another_peer_is_about_to_serve_is_not_unknown(
+    autojump_clock: MockClock, name: str, code: ErrorCode
+) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        member.node.router.expect("coming")
+        member.node.overlay.board.change_own(models=models(1))
+        await founder.wait_routable("m00")
+        await trio.sleep(5)
+        with pytest.raises(Refused) as raised:
+            await founder.ask(mesh.request(model=name))
+        assert raised.value.code is code
