@@ -253,6 +253,7 @@ class Coordinator:
             claim = self._parts.claims.leased(self._model.digest)
             if claim is None:
                 return
+            self._standbys.forget()  # whoever coordinates it keeps its own
             text = f"peer {claim.coordinator} coordinates it, and this node stands by"
             if text != told:
                 self._report("waiting_for_peers", {"model": self._model.name, "message": text})
@@ -270,6 +271,7 @@ class Coordinator:
             if isinstance(planned, Placement):
                 self._report("placement", describe_placement(self._model.name, planned))
                 return planned
+            self._standbys.forget()
             if not planned.could_peers_help:
                 raise _refused(self._model, planned)
             if await self._candidates.meet():

@@ -23,7 +23,7 @@ from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims
 from p2pmesh.node.driver import Drivers
-from p2pmesh.node.engine_shelf import EngineShelf
+from p2pmesh.node.engine_shelf import MAX_WAITING, EngineShelf
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
@@ -114,6 +114,7 @@ class Stages:
         self._released = Changes()
         self._shelf = EngineShelf(parts.launcher, lambda: self.free_bytes)
         self._standing_by = 0
+        self._standbys = 0
         self._holds = 0
         self._held: dict[bytes, HeldStage] = {}
         self._nursery: trio.Nursery | None = None
@@ -208,7 +209,7 @@ class Stages:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Holds are counted from the first moment; of those that are not up yet only a few may go on at a time."""
-        up = len(self._parts.table.runs()) + self._standing_by
+        up = len(self._parts.table.runs())
         if self._holds >= MAX_RUNS or self._holds - up >= MAX_LOADING:
             text = f"this peer holds {up} stages and loads {self._holds - up}; try again later"
             raise Refused(ErrorCode.OVERLOADED, text)
@@ -217,6 +218,19 @@ class Stages:
             yield
         finally:
             self._holds -= 1
+
+    @contextmanager
+    def _counted_standby(self) -> Iterator[None]:
+        """Apart from stages: engines that are wanted in case keep no run from loading."""
+        loading = self._standbys - self._standing_by
+        if self._standbys >= MAX_WAITING or loading >= MAX_LOADING:
+            text = f"this peer keeps {self._standing_by} engines ready and loads {loading}; try again later"
+            raise Refused(ErrorCode.OVERLOADED, text)
+        self._standbys += 1
+        try:
+            yield
+        finally:
+            self._standbys -= 1
 
     async def _wait_for_run_before(self, load: LoadStage) -> None:
         """The stage of a run that this one replaces gives its engine back first."""
@@ -279,7 +293,7 @@ class Stages:
             is_up.set()
             await report_status(_status(load, StageState.READY))
 
-        with self._counted():
+        with self._counted_standby():
             artifact = await self._obtain(load, source, report_status)
             try:
                 await self._check_memory(load, artifact)

@@ -63,6 +63,14 @@ class Standbys:
         self._wanted = placement
         self._is_wanted.set()
 
+    def forget(self) -> None:
+        """No run of ours serves, and none is about to."""
+        self._wanted = None
+        if self._is_wanted.is_set():
+            self._is_wanted = trio.Event()
+        for standby in self._held.values():
+            standby.scope.cancel()
+
     def peer_for(self, layers: LayerRange) -> PeerId | None:
         """Who has an engine ready for a stage."""
         standby = self._held.get(layers)
@@ -86,6 +94,8 @@ class Standbys:
     def _start_missing(self, nursery: trio.Nursery) -> None:
         if self._wanted is None:
             return
+        now = trio.current_time()
+        self._refused_until = {peer: until for peer, until in self._refused_until.items() if until > now}
         for index, stage in enumerate(self._wanted.stages):
             if stage.layers in self._held:
                 continue
@@ -98,13 +108,12 @@ class Standbys:
         """The spare peer with the most room left beside what it keeps ready already."""
         request = self._request()
         busy = {holder.peer_id for holder in placement.stages}
-        now = trio.current_time()
         rooms = []
         for peer in request.peers:
             given = sum(one.needed_bytes for one in self._held.values() if one.peer == peer.peer_id)
             room = request.usable_bytes(peer) - given
-            is_refused = self._refused_until.get(peer.peer_id, 0.0) > now
-            if peer.peer_id not in busy and peer.rank == 0 and not is_refused and room >= stage.needed_bytes:
+            is_out = peer.peer_id in busy or peer.peer_id in self._refused_until
+            if not is_out and peer.rank == 0 and room >= stage.needed_bytes:
                 rooms.append((room, peer.peer_id))
         return max(rooms)[1] if rooms else None
 
@@ -120,7 +129,7 @@ class Standbys:
                     await self._follow(load, standby)
         finally:
             self._held.pop(layers, None)
-            if not standby.is_ready:
+            if not standby.is_ready and not standby.scope.cancel_called:
                 self._refused_until[standby.peer] = trio.current_time() + REFUSED_AGAIN_S
 
     async def _follow(self, load: LoadStage, standby: _Standby) -> None:

@@ -1,21 +1,26 @@
 """Frozen peers are lost to those who wait for them, slow ones are not; survivors and spares lose no time loading."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
+from p2pmesh.base.errors import Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.stages import MAX_LOADING
 from p2pmesh.node.standby import SETTLED_S
 from p2pmesh.node.vigil import ANSWER_S, SILENCE_S, Vigils
-from p2pmesh.wire.control import Probe
+from p2pmesh.ports.models import StageArtifact
+from p2pmesh.wire.control import LoadStage, Probe
 from tests.fakes.clock import FakeEntropy
 from tests.fakes.mesh import Mesh, MeshNode, MockedClock, expected, open_mesh
-from tests.fakes.models import FakeModelStore
+from tests.fakes.models import FakeModelStore, fake_model
 from tests.node.test_ingress import end_of, events_of, tokens_of
 from tests.node.test_pipelines import MODEL, chain
 
@@ -128,6 +133,51 @@ async def test_spare_engines_make_room_for_a_stage(autojump_clock: MockClock) ->
             assert spare.launcher.engines == []
         request = mesh.request()
         assert await nodes[1].ask(request) == expected(request)
+
+
+async def test_engines_that_are_loaded_in_case_keep_no_run_from_loading(autojump_clock: MockClock) -> None:
+    other = fake_model("other")
+    async with open_mesh() as mesh, trio.open_nursery() as nursery:
+        node = await mesh.found("node", store=FakeModelStore(MODEL, other))
+        mesh.serve(node, MODEL)
+        await node.wait_told("pipeline_ready")
+        stages, asker = node.node.stages, PeerId("asker")
+        order = replace(node.node.table.runs()[0].load, is_standby=True)
+        obtain = stages._obtain
+
+        async def fetch_for_ever(load: LoadStage, *rest: Any) -> StageArtifact:
+            if load.is_standby:
+                await trio.sleep_forever()
+            return await obtain(load, *rest)
+
+        stages._obtain = fetch_for_ever  # type: ignore[method-assign]
+        for _ in range(MAX_LOADING):
+            nursery.start_soon(stages._stand_by, order, asker, trio.sleep)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Refused, match="keeps 0 engines ready and loads 4"):
+            await stages._stand_by(order, asker, trio.sleep)
+        mesh.serve(node, other)
+        await node.wait_told("pipeline_ready", times=2)
+        assert node.told("stage_failed") == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_loses_its_run_gives_the_spare_engines_back(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        hub = await mesh.found("hub", memory_bytes=0)
+        coordinator = await mesh.join("coordinator", hub, memory_bytes=0, store=FakeModelStore(MODEL))
+        peers = [await mesh.join(f"peer-{n}", hub) for n in range(2)]
+        mesh.serve(coordinator, MODEL, stage_count=2)
+        await coordinator.wait_told("pipeline_ready")
+        spare = await mesh.join("spare", coordinator)
+        await trio.sleep(SETTLING_S)
+        assert spare.launcher.engines
+        for peer in peers:
+            mesh.overlay.cut(coordinator.peer, peer.peer)
+        held = await coordinator.wait_told("model_withdrawn")
+        await trio.sleep(SETTLING_S)
+        assert held["code"] in ("quorum_lost", "peer_lost")
+        assert spare.launcher.engines == []
 
 
 class SilentOverlay:
