@@ -18,7 +18,7 @@ from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
 from p2pmesh.base.limits import MAX_DECODE_BYTES_PER_S
 from p2pmesh.base.quantities import MICROS_PER_SECOND, format_size
 from p2pmesh.core.coordination import StageState
-from p2pmesh.node.artifacts import Artifacts
+from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims
@@ -202,7 +202,8 @@ class Stages:
                 try:
                     await self._check_memory(load, artifact)
                     await report_status(_status(load, StageState.LOADING))
-                    await self._run(load, artifact, report_status)
+                    with self._loading(load, report_status) as loaded:
+                        await self._run(load, artifact, report_status, loaded)
                 finally:
                     self._parts.store.release(artifact.digest)
 
@@ -249,11 +250,34 @@ class Stages:
             text = f"the stage needs {format_size(needed)}, its coordinator asked for {format_size(reserved)}"
             raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
 
-    async def _run(self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus) -> None:
+    @contextmanager
+    def _loading(self, load: LoadStage, report_status: ReportStatus) -> Iterator[trio.CancelScope]:
+        """Says from time to time that the stage still loads, until what it gives is cancelled."""
+        assert self._nursery is not None
+        scope = trio.CancelScope()
+
+        async def tell() -> None:
+            with scope:
+                while True:
+                    await trio.sleep(TELL_AGAIN_S)
+                    if scope.cancel_called:  # in the very moment in which the time was up
+                        return
+                    await report_status(_status(load, StageState.LOADING))
+
+        self._nursery.start_soon(tell)
+        try:
+            yield scope
+        finally:
+            scope.cancel()
+
+    async def _run(
+        self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus, loaded: trio.CancelScope
+    ) -> None:
         spec, size_bytes = _spec_of(load, artifact), _reserved_bytes(load)
         if not self._shelf.has(spec):
             await self._shelf.make_room(0)
         async with self._shelf.borrow(spec, size_bytes) as engine:
+            loaded.cancel()
             await self._note_speed(artifact, load, engine.facts.decode_us)
             driver = await self._parts.drivers.prepare(load, engine)
             run = StageRun(load, engine, self._overlay, driver.deliver if driver else _drop, self._report)

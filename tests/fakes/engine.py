@@ -185,10 +185,11 @@ class FakeLauncher:
         self.failure: P2PMeshError | None = None
         self.fingerprint = "fake"
         self.killed_by: tuple[int, ...] | None = None
+        self.load_s = 0.0
 
     @asynccontextmanager
     async def launch(self, spec: EngineSpec) -> AsyncIterator[FakeEngine]:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.load_s)
         if self.failure is not None:
             raise self.failure
         engine = FakeEngine(spec, self.fingerprint, self.killed_by)

@@ -207,6 +207,16 @@ async def test_a_peer_with_the_model_fetches_nothing(autojump_clock: MockClock) 
         assert other.told("stage_loading") == []
 
 
+async def test_a_stage_that_loads_for_minutes_is_waited_for(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        joiner = await mesh.join("joiner", driver, store=FakeModelStore())
+        joiner.launcher.load_s = 200.0
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert joiner.told("stage_failed") == []
+
+
 async def test_a_stage_with_another_digest_is_not_loaded(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         driver = await mesh.found("driver", store=FakeModelStore(MODEL))
