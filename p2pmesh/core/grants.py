@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_CLAIMED_MODELS, MAX_LEASE_MS, MAX_TERM, MAX_TERM_STEP
+from p2pmesh.base.limits import MAX_CLAIM_PEERS, MAX_CLAIMED_MODELS, MAX_LEASE_MS, MAX_TERM, MAX_TERM_STEP
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.claims import Claim, ClaimPolicy
+
+MAX_RUN_MEMBERS = 4 * MAX_CLAIM_PEERS
+"""Beyond that only the lists of the newest two claims count: one peer could name others without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,7 @@ class Grantor:
         before = self._promises.pop(claim.model, None)  # the newest promise stands last
         members = frozenset(claim.peers)
         if before is not None and before.is_of_run(claim):
-            members |= before.members
+            members |= before.members if len(before.members) <= MAX_RUN_MEMBERS else frozenset(before.claim.peers)
         promise = self._promises[claim.model] = _Promise(claim, Micros(0), members)
         self._extend(promise, now)
         if before is not None and before.ends_at is not None and promise.ends_at is not None:

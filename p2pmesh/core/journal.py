@@ -28,6 +28,8 @@ class Journal:
         self._started: GenerationStarted | None = None
         self._tokens: list[int] = []
         self._is_exact = True
+        self._is_begun = False
+        """Whether the driver of this attempt has said what it goes on from."""
         self.recoveries = 0
         """Attempts that went on after an earlier one had started."""
 
@@ -48,6 +50,7 @@ class Journal:
 
     def next_request(self, request_id: bytes) -> GenerationRequest:
         """What to ask of the next driver; the first one is asked as the client asked, under its own id."""
+        self._is_begun = False
         if self._started is None:
             return replace(self._request, request_id=request_id)
         return replace(
@@ -60,6 +63,8 @@ class Journal:
 
     def take(self, event: GenerationEvent) -> GenerationEvent | None:
         """What the client is given of a driver's event; raises ``RemoteProtocolError`` for one that cannot be."""
+        if not self._is_begun and not isinstance(event, GenerationStarted):
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "the driver answers before it has begun")
         match event:
             case GenerationStarted():
                 return self._start(event)
@@ -76,6 +81,7 @@ class Journal:
                 return replace(event, recoveries=self.recoveries, is_exact=self._is_exact)
 
     def _start(self, event: GenerationStarted) -> GenerationStarted | None:
+        self._is_begun = True
         if self._started is None:
             self._started = event
             return event

@@ -6,10 +6,11 @@ import pytest
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_TERM, MAX_TERM_STEP
+from p2pmesh.base.limits import MAX_CLAIM_PEERS, MAX_TERM, MAX_TERM_STEP
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.claims import Claim, ClaimPolicy
 from p2pmesh.core.grants import (
+    MAX_RUN_MEMBERS,
     ClaimAsked,
     ClaimMoved,
     ClaimReleased,
@@ -295,3 +296,11 @@ def test_a_restart_forgets_no_promise() -> None:
     assert restarted.deadline() is None  # the stage that it held is gone with the process
     assert ask(restarted, CLAIM, 1049) == Grant(5)
     assert ask(restarted, LATER, 2049) == Grant(6)
+
+
+def test_one_peer_cannot_name_members_of_a_run_without_end() -> None:
+    peer = grantor()
+    for number in range(50):
+        others = (PeerId(f"{number}-{index}") for index in range(MAX_CLAIM_PEERS - 2))
+        assert ask(peer, Claim("m", RUN, 5 + number, (A, B, *others), 1000)) == Grant(5 + number)
+    assert len(peer._promises["m"].members) <= MAX_RUN_MEMBERS + MAX_CLAIM_PEERS

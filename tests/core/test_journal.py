@@ -9,6 +9,7 @@ from p2pmesh.wire.generation import (
     ChatMessage,
     FinishReason,
     GenerationDelta,
+    GenerationEvent,
     GenerationFinished,
     GenerationRequest,
     GenerationStarted,
@@ -76,3 +77,16 @@ def test_a_driver_that_never_ends_is_cut_off() -> None:
         journal.take(GenerationDelta((1,) * 1024, ""))
     with pytest.raises(RemoteProtocolError):
         journal.take(GenerationDelta((1,), ""))
+
+
+@pytest.mark.parametrize("early", [GenerationDelta((8,), "x"), GenerationFinished(FinishReason.STOP, "", 0)])
+def test_a_driver_that_answers_before_it_has_begun_adds_nothing(early: GenerationEvent) -> None:
+    """What it gave would not be in the history of the next one, and the client would read it twice."""
+    journal = Journal(REQUEST)
+    with pytest.raises(RemoteProtocolError, match="before it has begun"):
+        journal.take(early)
+    journal.take(STARTED)
+    journal.next_request(b"2" * 16)
+    with pytest.raises(RemoteProtocolError, match="before it has begun"):
+        journal.take(early)
+    assert journal.token_count == 0
