@@ -18,7 +18,7 @@ from p2pmesh.base.ids import ID_BYTES, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.clock import Clock, Entropy
-from p2pmesh.wire.control import Probe, ProbeAnswer
+from p2pmesh.wire.control import Probe
 
 SILENCE_S = 0.3
 ANSWER_S = 1.0
@@ -145,6 +145,6 @@ class Vigils:
         nonce = self._entropy.random_bytes(ID_BYTES)
         stream = await self._overlay.open_exchange(peer, Probe(nonce, 2**53, 0))
         try:
-            await stream.expect(ProbeAnswer, answer_s)
+            await stream.receive(answer_s)
         finally:
             await stream.reset()

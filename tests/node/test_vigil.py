@@ -11,13 +11,13 @@ from trio.testing import MockClock
 
 from p2pmesh.base.errors import Refused
 from p2pmesh.base.ids import PeerId
-from p2pmesh.node.channels import MessageStream
+from p2pmesh.node.channels import MessageStream, error_of
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.stages import MAX_LOADING
 from p2pmesh.node.standby import SETTLED_S
 from p2pmesh.node.vigil import ANSWER_S, SILENCE_S, Vigils
 from p2pmesh.ports.models import StageArtifact
-from p2pmesh.wire.control import LoadStage, Probe
+from p2pmesh.wire.control import LoadStage, Probe, Refusal
 from tests.fakes.clock import FakeEntropy
 from tests.fakes.mesh import Mesh, MeshNode, MockedClock, expected, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model
@@ -195,8 +195,12 @@ class SilentOverlay:
     async def open_exchange(self, peer: PeerId, message: object) -> "SilentOverlay":
         return self
 
-    async def expect(self, kind: type, timeout_s: float) -> None:
+    async def receive(self, timeout_s: float) -> Refusal:
         await trio.sleep(self.answer_s)
+        return Refusal("overloaded", "too much to do")
+
+    async def expect(self, kind: type, timeout_s: float) -> None:
+        raise error_of(await self.receive(timeout_s))
 
     async def reset(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -230,6 +234,10 @@ async def test_a_machine_that_is_always_late_does_not_ask_for_ever(autojump_cloc
     vigils = vigils_over(SilentOverlay(lag=lambda: autojump_clock.jump(2 * ANSWER_S)))
     with trio.fail_after(60):
         assert await vigils.find_silent([OTHER]) == ()
+
+
+async def test_a_refusal_is_an_answer(autojump_clock: MockClock) -> None:
+    assert await vigils_over(SilentOverlay(answer_s=0.1)).find_silent([OTHER]) == ()
 
 
 async def test_a_far_peer_is_given_its_round_trips(autojump_clock: MockClock) -> None:
