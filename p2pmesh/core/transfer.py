@@ -327,9 +327,8 @@ class TransferMachine:
             request.next = piece + 1
             request.deadline = now + self._patience_us(request.peer)
         done = [number for number, other in self._requests.items() if all(self._is_here[p] for p in other.pieces())]
-        for over in done:
-            del self._requests[over]
-        return tuple(CancelRequest(over) for over in done if over != number)
+        ended = {over: self._requests.pop(over) for over in done}
+        return tuple(CancelRequest(over) for over, request in ended.items() if request.pieces())
 
     def _take_out(self, piece: int) -> None:
         """A request that is over brought it all the same."""

@@ -315,6 +315,19 @@ def test_the_last_pieces_of_a_slow_source_are_asked_of_a_fast_one_too() -> None:
     assert 0 < len(doubled) <= POLICY.max_duplicates
 
 
+def test_a_request_is_over_when_the_rest_of_it_came_from_others() -> None:
+    driven = Driven(17)
+    for peer in (A, C, B):
+        driven.feed(SourceFound(peer))
+    slow, first = driven.of(A)[0], driven.open[driven.of(A)[0]].first
+    while driven.of(B) and not all(driven.machine.is_here(first + n) for n in (1, 2, 3)):
+        driven.now += 10_000
+        driven.bring(next(request for request in driven.of(B) if driven.next[request] != first))
+    driven.now += SECOND
+    assert CancelRequest(slow) in driven.bring(slow)
+    assert driven.machine.left > 0
+
+
 def test_a_piece_of_a_request_that_was_given_up_counts_all_the_same() -> None:
     driven = Driven(4)
     driven.feed(SourceFound(A))
