@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core import transfer
 from p2pmesh.core.transfer import Cause
@@ -38,7 +38,9 @@ Seek = Callable[[Found], Awaitable[None]]
 """Tells of sources as they are found, until it has found all."""
 
 _CAUSES = {
-    ErrorCode.ARTIFACT_CORRUPT: Cause.WRONG,
+    ErrorCode.ARTIFACT_CORRUPT: Cause.UNKNOWN,  # said in a refusal, of what it has itself
+    ErrorCode.ARTIFACT_UNKNOWN: Cause.UNKNOWN,
+    ErrorCode.REQUEST_INVALID: Cause.UNKNOWN,
     ErrorCode.OVERLOADED: Cause.BUSY,
     ErrorCode.DEADLINE_EXCEEDED: Cause.SLOW,
 }
@@ -229,14 +231,10 @@ class Transfer:
         self.counts.sources[peer] = self.counts.sources.get(peer, 0) + size_bytes
 
     def _cause_of(self, error: P2PMeshError) -> Cause:
-        """Whoever broke a rule is not asked again; nor is whoever refuses, but for a moment."""
+        """Whoever broke a rule is not asked again; nor is whoever says no. Any other trouble may pass."""
         is_culprit = isinstance(error, RemoteProtocolError) and error.culprit is not None
         self._parts.overlay.conduct.note_error(error)
-        if is_culprit:
-            return Cause.WRONG
-        default = Cause.LOST if isinstance(error, PeerUnavailable) else Cause.UNKNOWN
-        cause = _CAUSES.get(error.code, default)
-        return Cause.UNKNOWN if cause is Cause.WRONG else cause  # said in a refusal, of what it has itself
+        return Cause.WRONG if is_culprit else _CAUSES.get(error.code, Cause.LOST)
 
 
 class _Incoming:

@@ -309,6 +309,21 @@ async def test_a_hostile_source_costs_little_and_stops_nothing(
         assert (points(world.taker, world.others[0].peer) > 0) is is_scored
 
 
+async def test_trouble_of_a_source_that_may_pass_is_no_refusal_for_ever(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        world = await takers(mesh, holder())
+        serve, calls = world.origin.node.artifacts._serve, [0]
+
+        async def in_trouble_at_first(stream: Any, asked: FetchArtifact) -> None:
+            calls[0] += 1
+            if calls[0] == 1:
+                raise Refused(ErrorCode.NOT_ADMITTED, "say hello first")
+            await serve(stream, asked)
+
+        await serve_like(world.origin, in_trouble_at_first)
+        assert (await world.obtain()).fetched_bytes == len(DATA)
+
+
 async def test_a_single_source_that_sends_wrong_bytes_ends_it_with_its_name(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         world = await takers(mesh, holder(damage=wrong))
