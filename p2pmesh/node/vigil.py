@@ -29,7 +29,7 @@ LAG_S = 0.3
 MAX_LAGS = 5
 """A machine that is always late never learns who is silent, and must not wait for that."""
 ROUND_TRIPS = 4
-"""Of the peer that is farthest, beside ``ANSWER_S``: a stream is opened and asked on, and some may be sent twice."""
+"""Of the way to a peer, beside ``ANSWER_S``: a stream is opened and asked on, and some may be sent twice."""
 MAX_WAY_S = 2.0
 """More is no way, but a peer whose ping waited, or that has others wait."""
 
@@ -58,6 +58,16 @@ class Watch:
         self.scope.cancel()
 
 
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Whether a peer is there, as it is being asked."""
+
+    peer: PeerId
+    started_at: Micros
+    is_over: trio.Event = field(default_factory=trio.Event)
+    is_answered: bool = False
+
+
 class Vigils:
     """Asks the peers that somebody waits for."""
 
@@ -69,6 +79,7 @@ class Vigils:
         self._clock = clock
         self._entropy = entropy
         self._nursery: trio.Nursery | None = None
+        self._open: dict[PeerId, _Question] = {}
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Keeps watches until cancelled."""
@@ -101,9 +112,10 @@ class Vigils:
         with watch.scope:
             while True:
                 await self._wait_for_silence(watch)
-                asked_at = self._clock.now()
-                silent = await self.find_silent(watch.peers)
-                if silent and watch.heard_at <= asked_at:  # what came meanwhile came through all of them
+                questions = await self._ask_all(watch.peers)
+                # what came since a question was put came through all of them
+                silent = [q.peer for q in questions if not q.is_answered and watch.heard_at <= q.started_at]
+                if silent:
                     text = f"peer {silent[0]} does not answer, waited {SILENCE_S + ANSWER_S:.1f} s or more"
                     watch.lost(silent[0], PeerUnavailable(ErrorCode.PEER_LOST, text))
                     return
@@ -118,26 +130,37 @@ class Vigils:
 
     async def find_silent(self, peers: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[PeerId, ...]:
         """Those of ``peers`` that do not answer in time, in their order; all are asked at once."""
-        asked = tuple(peer for peer in peers if peer[0] != self._overlay.own_peer)
-        farthest_s = max((self._round_trip_s(peer) or 0.0 for peer, _ in asked), default=0.0)
-        answer_s = ANSWER_S + min(ROUND_TRIPS * farthest_s, MAX_WAY_S)
-        answered: set[PeerId] = set()
+        return tuple(question.peer for question in await self._ask_all(peers) if not question.is_answered)
 
-        async def ask(peer: PeerId, addresses: tuple[str, ...]) -> None:
-            with suppress(P2PMeshError):
-                await self._ask(peer, addresses, answer_s)
-                answered.add(peer)
+    async def _ask_all(self, peers: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[_Question, ...]:
+        """One question a peer is on its way, however many want to know: each is a stream, of which a peer has few."""
+        asked = [self._question(peer, addresses) for peer, addresses in peers if peer != self._overlay.own_peer]
+        questions = tuple(question for question in asked if question is not None)
+        for question in questions:
+            await question.is_over.wait()
+        return questions
 
-        for _ in range(MAX_LAGS):
-            due = trio.current_time() + answer_s
-            with trio.move_on_at(due):
-                async with trio.open_nursery() as nursery:
-                    for peer, addresses in asked:
-                        if peer not in answered:
-                            nursery.start_soon(ask, peer, addresses)
-            if trio.current_time() - due < LAG_S:
-                return tuple(peer for peer, _ in asked if peer not in answered)
-        return ()
+    def _question(self, peer: PeerId, addresses: tuple[str, ...]) -> _Question | None:
+        question = self._open.get(peer)
+        if question is None and self._nursery is not None:
+            question = self._open[peer] = _Question(peer, self._clock.now())
+            self._nursery.start_soon(self._put, question, addresses)
+        return question
+
+    async def _put(self, question: _Question, addresses: tuple[str, ...]) -> None:
+        answer_s = ANSWER_S + min(ROUND_TRIPS * (self._round_trip_s(question.peer) or 0.0), MAX_WAY_S)
+        try:
+            for _ in range(MAX_LAGS):
+                due = trio.current_time() + answer_s
+                with trio.move_on_at(due), suppress(P2PMeshError):
+                    await self._ask(question.peer, addresses, answer_s)
+                    question.is_answered = True
+                if question.is_answered or trio.current_time() - due < LAG_S:
+                    return
+            question.is_answered = True  # for all that this machine can tell
+        finally:
+            del self._open[question.peer]
+            question.is_over.set()
 
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...], answer_s: float) -> None:
         """An answer, whatever it is: that the connection is the peer's own is proof enough of who gave it."""

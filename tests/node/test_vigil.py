@@ -188,11 +188,13 @@ class SilentOverlay:
     def __init__(self, answer_s: float = float("inf"), lag: Callable[[], None] = lambda: None) -> None:
         self.answer_s = answer_s
         self.lag = lag
+        self.asked = 0
 
     async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         self.lag()
 
     async def open_exchange(self, peer: PeerId, message: object) -> "SilentOverlay":
+        self.asked += 1
         return self
 
     async def receive(self, timeout_s: float) -> Refusal:
@@ -211,6 +213,14 @@ def vigils_over(overlay: SilentOverlay, round_trip_s: float | None = None) -> Vi
 
 
 OTHER = (PeerId("other"), ())
+
+
+async def silent_by(vigils: Vigils) -> tuple[PeerId, ...]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(vigils.run)
+        silent = await vigils.find_silent([OTHER])
+        nursery.cancel_scope.cancel()
+    return silent
 
 
 async def test_whoever_is_heard_of_while_it_is_asked_is_not_lost(autojump_clock: MockClock) -> None:
@@ -233,13 +243,30 @@ async def test_whoever_is_heard_of_while_it_is_asked_is_not_lost(autojump_clock:
 async def test_a_machine_that_is_always_late_does_not_ask_for_ever(autojump_clock: MockClock) -> None:
     vigils = vigils_over(SilentOverlay(lag=lambda: autojump_clock.jump(2 * ANSWER_S)))
     with trio.fail_after(60):
-        assert await vigils.find_silent([OTHER]) == ()
+        assert await silent_by(vigils) == ()
 
 
 async def test_a_refusal_is_an_answer(autojump_clock: MockClock) -> None:
-    assert await vigils_over(SilentOverlay(answer_s=0.1)).find_silent([OTHER]) == ()
+    assert await silent_by(vigils_over(SilentOverlay(answer_s=0.1))) == ()
+
+
+async def test_a_peer_is_asked_once_for_all_who_wait_for_it(autojump_clock: MockClock) -> None:
+    """A thousand requests wait in its queue; streams for a thousand questions it has not."""
+    overlay = SilentOverlay(answer_s=0.1)
+    lost: list[PeerId] = []
+    async with trio.open_nursery() as nursery:
+        vigils = vigils_over(overlay)
+        await nursery.start(vigils.run)
+        for _ in range(1000):
+            vigils.watch([OTHER], lambda peer, _: lost.append(peer))
+        await trio.sleep(10)
+        assert overlay.asked <= 10
+        overlay.answer_s = 100
+        await trio.sleep(5)
+        assert len(lost) == 1000
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_far_peer_is_given_its_round_trips(autojump_clock: MockClock) -> None:
-    assert await vigils_over(SilentOverlay(answer_s=1.5), round_trip_s=0.4).find_silent([OTHER]) == ()
-    assert await vigils_over(SilentOverlay(answer_s=1.5), round_trip_s=0.01).find_silent([OTHER]) == ("other",)
+    assert await silent_by(vigils_over(SilentOverlay(answer_s=1.5), round_trip_s=0.4)) == ()
+    assert await silent_by(vigils_over(SilentOverlay(answer_s=1.5), round_trip_s=0.01)) == ("other",)
