@@ -65,11 +65,6 @@ class Successions:
             task_status.started()
             await trio.sleep_forever()
 
-    async def leave(self) -> None:
-        """This node goes."""
-        for run in tuple(self.runs):
-            await run.leave()
-
     def _note_due(self, claim: Claim) -> None:
         held = self._parts.stages.find(claim.run_id)
         if held is None or not held.is_ready:
@@ -162,10 +157,6 @@ class AdoptedRun:
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges, as plain values."""
         return [{"peer_id": s.peer_id, "layers": [s.layer_start, s.layer_end]} for s in self._held.load.stages]
-
-    async def leave(self) -> None:
-        """The stage here ends with this node, and the run with it."""
-        self._end(RunEnding(ErrorCode.SHUTTING_DOWN, "its coordinator stops", None, True), is_over=True)
 
     async def serve(self) -> RunEnding:
         """Until a stage ends, the peer of one does not answer, or the claim ends."""
