@@ -27,7 +27,7 @@ from p2pmesh.core.planning.outcome import (
 )
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.request import DEFAULT_TARGET_US, PlanRequest
-from p2pmesh.node.coordinator import ServingOptions
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.dtype import WireDtype
 

@@ -51,10 +51,10 @@ from p2pmesh.base.limits import MAX_NAME_BYTES
 from p2pmesh.base.quantities import format_size, micros
 from p2pmesh.core.artifact_policy import default_transfer
 from p2pmesh.node.announcements import Neighbours
-from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from p2pmesh.adapters.wire_certificates import load_certificate, reviewed_records
 from p2pmesh.core.wire_certificate import clear_wire, find_reviewed
-from p2pmesh.node.coordinator import ServingOptions
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
 
 

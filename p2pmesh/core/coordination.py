@@ -1,7 +1,7 @@
 """The life of one run at its coordinator: load from the last stage to the first, prove a token, publish, watch.
 
 A run is one attempt at one placement; it is never repaired, a new run replaces it. Who plans the next one, and when,
-is decided by the runner in ``node.coordinator``.
+is decided in ``node.coordinator``.
 """
 
 import hashlib

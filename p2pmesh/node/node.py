@@ -19,7 +19,7 @@ from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
 from p2pmesh.node.claims import Claims
 from p2pmesh.node.connections import Connections
-from p2pmesh.node.coordinator import Coordinator, CoordinatorParts, ServingOptions, check_split
+from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.exchanges import DriverExchanges
 from p2pmesh.node.ingress import Ingress
@@ -32,7 +32,9 @@ from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
 from p2pmesh.node.router import MAX_TOLD_MODELS, Router
+from p2pmesh.node.run import CoordinatorParts
 from p2pmesh.node.run_table import RunTable
+from p2pmesh.node.serving_options import ServingOptions, check_split
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import ModelCoordinator, describe_node
 from p2pmesh.node.succession import SuccessionParts, Successions

@@ -16,17 +16,17 @@ from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.claims import Claim, ClaimHeld
 from p2pmesh.core.coordination import RunPhase, StageState, run_fingerprint
 from p2pmesh.node.claims import Claims, HeldClaim
-from p2pmesh.node.coordinator import (
+from p2pmesh.node.driver import Drivers
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.run import (
     PUBLISH_TIMEOUT_S,
     SYMPTOM_WAIT_S,
     WATCH_AGAIN_S,
     RunEnding,
-    ServingOptions,
     follow_statuses,
 )
-from p2pmesh.node.driver import Drivers
-from p2pmesh.node.overlay import Overlay
-from p2pmesh.node.reporting import Report
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.stages import HeldStage, ReportStatus, Stages
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.models import ModelFile, ModelStore

@@ -12,7 +12,7 @@ from p2pmesh.app.certify_wire import CertifyWireOptions, certify_wire
 from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.core.wire_certificate import CutRecord, WireCertificate, WireFigures
-from p2pmesh.node.coordinator import ServingOptions
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.wire.dtype import WireDtype
 from tests.fakes.models import fake_model
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama

@@ -15,9 +15,9 @@ from p2pmesh.base.quantities import GIB, Micros, UnixMillis
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.changes import Changes
-from p2pmesh.node.coordinator import ServingOptions
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.overlay import OverlaySettings
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.generation import (
     GenerationDelta,

@@ -10,7 +10,8 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused, R
 from p2pmesh.core.claims import Claim, ClaimLost, ClaimPolicy
 from p2pmesh.core.grants import Deny, Grant
 from p2pmesh.node.claims import HeldClaim
-from p2pmesh.node.coordinator import WATCH_AGAIN_S, ServingOptions
+from p2pmesh.node.run import WATCH_AGAIN_S
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.vigil import ANSWER_S
 from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
