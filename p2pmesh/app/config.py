@@ -81,7 +81,7 @@ class UpOptions:
     first begin, empty for the planner's choice. ``max_memory_bytes`` None means what the machine has, 0 a node that
     holds no stage. ``trust_policy`` None is that of the trust store, ``owner_key`` None the keystore in the home.
     ``models`` are references as typed, resolved by the model store. ``artifact_transfer`` None is the default of the
-    kind of mesh.
+    kind of mesh. ``announce`` is what others are told to dial, where it is not what ``listen`` says.
     """
 
     home: Path
@@ -93,6 +93,7 @@ class UpOptions:
     port: int = DEFAULT_API_PORT
     console_port: int = DEFAULT_CONSOLE_PORT
     listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
     context_tokens: int = DEFAULT_CONTEXT_TOKENS
     max_memory_bytes: int | None = None
     log_format: LogFormat = LogFormat.PRETTY
@@ -117,6 +118,7 @@ class UpOptions:
         _check_range("--lanes", self.lanes, 1, MAX_LANES)
         _check_range("the number of --model", len(self.models), 0, MAX_ANNOUNCED_MODELS)
         _check_range("the number of --listen", len(self.listen), 0, MAX_ADDRESSES)
+        _check_range("the number of --announce", len(self.announce), 0, MAX_ADDRESSES)
         if (self.invite is not None or self.is_rejoining) and not self.requirements.is_empty:
             raise _invalid(
                 "requirements are the founder's: leave them away where you join, or found a mesh of your own"
@@ -136,6 +138,8 @@ class UpOptions:
                 raise _invalid("--model is empty; give a path or a name that `p2pmesh models list` shows")
         for address in self.listen:
             check_multiaddr(address)
+        for address in self.announce:
+            check_multiaddr(address, "--announce", "/ip4/203.0.113.7/tcp/4001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +248,12 @@ def choose_home(given: str | None, environment: Mapping[str, str] | None = None)
         raise ConfigError(ErrorCode.HOME_UNUSABLE, f"the home {text!r} cannot be found: {error}") from None
 
 
-def check_multiaddr(text: str) -> None:
+def check_multiaddr(text: str, option: str = "--listen", example: str = "/ip4/0.0.0.0/tcp/4001") -> None:
     """Refuses a malformed multiaddr with ``ConfigError(ADDRESS_INVALID)``."""
     if _is_multiaddr(text):
         return
     shown = text[:80].encode("ascii", "backslashreplace").decode()
-    message = f"--listen {shown!r} is not a multiaddr; write for example /ip4/0.0.0.0/tcp/4001"
+    message = f"{option} {shown!r} is not a multiaddr; write for example {example}"
     raise ConfigError(ErrorCode.ADDRESS_INVALID, message)
 
 

@@ -184,7 +184,8 @@ class _Command:
                 self._shutdown.set()
 
     async def _open_node(self, stack: AsyncExitStack) -> Node:
-        network = await stack.enter_async_context(open_network(self._identity, self._options.listen or DEFAULT_LISTEN))
+        listen, told = self._options.listen or DEFAULT_LISTEN, self._options.announce
+        network = await stack.enter_async_context(open_network(self._identity, listen, announce=told))
         clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))

@@ -81,6 +81,7 @@ def _add_up(commands: Commands) -> None:
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
     add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
     add("--listen", metavar="MULTIADDR", action="append", default=[], help="address for peers; repeatable")
+    add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that")
     add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
@@ -214,6 +215,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         port=args.port,
         console_port=args.console_port,
         listen=tuple(args.listen),
+        announce=tuple(args.announce),
         context_tokens=args.ctx_size,
         max_memory_bytes=args.max_memory,
         log_format=LogFormat(args.log_format),

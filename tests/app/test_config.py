@@ -73,6 +73,11 @@ def test_malformed_multiaddrs_are_refused_in_one_line(text: str) -> None:
     assert len(raised.value.message) < 700
 
 
+def test_an_announced_address_is_named_as_such() -> None:
+    with pytest.raises(ConfigError, match="--announce 'foo' is not a multiaddr"):
+        replace(GOOD, announce=("foo",))
+
+
 def test_the_home_is_the_flag_then_the_variable_then_the_default() -> None:
     assert choose_home("/a", {"P2PMESH_HOME": "/b"}) == Path("/a")
     assert choose_home(None, {"P2PMESH_HOME": "/b"}) == Path("/b")

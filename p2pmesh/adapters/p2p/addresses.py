@@ -71,6 +71,15 @@ def parse_listen_addresses(texts: tuple[str, ...]) -> tuple[Multiaddr, ...]:
     return tuple(address.multiaddr() for address in addresses)
 
 
+def parse_announced_addresses(texts: tuple[str, ...]) -> tuple[Multiaddr, ...]:
+    """Addresses that others shall dial; ``ConfigError(ADDRESS_INVALID)`` for one that leads nowhere."""
+    addresses = tuple(parse_tcp_address(text) for text in texts)
+    for text, address in zip(texts, addresses, strict=True):
+        if address.host in _WILDCARDS or address.port == 0:
+            raise _invalid(text, "nobody can dial it")
+    return tuple(address.multiaddr() for address in addresses)
+
+
 def _check_free(text: str, address: TcpAddress) -> None:
     """Binds and lets go, to learn why it would fail: libp2p keeps the reason to itself."""
     is_ip6 = address.protocol == "ip6"

@@ -24,7 +24,13 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from p2pmesh.adapters.identity import NodeIdentity
-from p2pmesh.adapters.p2p.addresses import announced, dialable, parse_listen_addresses, port_in_use
+from p2pmesh.adapters.p2p.addresses import (
+    announced,
+    dialable,
+    parse_announced_addresses,
+    parse_listen_addresses,
+    port_in_use,
+)
 from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.dht import RecordTable
 from p2pmesh.adapters.p2p.events import ConnectionEvents
@@ -84,7 +90,7 @@ class Libp2pNetwork:
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs that others can dial us at, loopback last."""
-        return announced(self._peer_id, self._host.get_transport_addrs())
+        return tuple(str(address) for address in self._host.get_addrs())
 
     # --- connections
 
@@ -402,15 +408,19 @@ async def open_network(
     *,
     vigilance: Vigilance | None = None,
     max_connections: int = MAX_CONNECTIONS,
+    announce: tuple[str, ...] = (),
 ) -> AsyncIterator[Libp2pNetwork]:
     """A started host that listens on ``listen`` (multiaddrs) under the key of ``identity``.
+
+    Others are told ``announce``, or, where it is empty, what it listens on.
 
     Raises ``ConfigError``: ``ADDRESS_INVALID``, ``PORT_IN_USE``, ``CONFIG_INVALID`` for another libp2p than the one we
     harden. Leaving the scope closes everything within ``STOP_TIMEOUT_S``, also when it is left by cancellation.
     """
     harden_libp2p()
     listen_addresses = parse_listen_addresses(listen)
-    host, swarm = _build_host(identity, vigilance or Vigilance(), max_connections)
+    told = parse_announced_addresses(announce)
+    host, swarm = _build_host(identity, vigilance or Vigilance(), max_connections, told)
     runner = _Runner(host, swarm, listen_addresses)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
@@ -430,7 +440,7 @@ async def open_network(
 
 
 def _build_host(
-    identity: NodeIdentity, vigilance: Vigilance, max_connections: int
+    identity: NodeIdentity, vigilance: Vigilance, max_connections: int, told: tuple[Multiaddr, ...]
 ) -> tuple[HardenedHost, HardenedSwarm]:
     """Noise and yamux over TCP, nothing else: libp2p's defaults accept a peer under any name it likes."""
     keys = libp2p_key_pair(identity)
@@ -458,7 +468,7 @@ def _build_host(
 
     def announce(bound: list[Multiaddr]) -> list[Multiaddr]:
         peer = peer_id_of(own_id)
-        return [Multiaddr(text.removesuffix(f"/p2p/{peer}")) for text in announced(peer, bound)]
+        return [Multiaddr(text.removesuffix(f"/p2p/{peer}")) for text in announced(peer, told or bound)]
 
     host = HardenedHost(network=swarm, addrs_factory=announce, disable_identify_address_discovery=True)
     host.guard_streams()

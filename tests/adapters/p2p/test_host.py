@@ -57,6 +57,21 @@ async def test_a_port_in_use_by_another_node_of_ours() -> None:
         assert failure.code == ErrorCode.PORT_IN_USE
 
 
+async def test_a_node_behind_a_forwarded_port_tells_that_port() -> None:
+    told = "/ip4/203.0.113.7/tcp/4001"
+    async with open_network(fake_identity("a"), LISTEN, announce=(told,)) as node:
+        assert node.addresses() == (f"{told}/p2p/{node.peer_id}",)
+
+
+@pytest.mark.parametrize("address", ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001", "/ip4/203.0.113.7/tcp/0", "nonsense"])
+async def test_nobody_is_told_an_address_that_leads_nowhere(address: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        async with open_network(fake_identity("a"), LISTEN, announce=(address,)):
+            pass
+    assert failure.value.code == ErrorCode.ADDRESS_INVALID
+    assert repr(address) in failure.value.message
+
+
 async def opening_fails(address: str) -> ConfigError:
     with pytest.raises(ConfigError) as failure:
         async with open_network(fake_identity("b"), (address,)):
