@@ -13,8 +13,9 @@ from typing import TextIO
 
 import trio
 
-from p2pmesh.adapters.llama.wire_trial import WireTrialRequest, run_wire_trial, usable_threads
+from p2pmesh.adapters.llama.wire_trial import WireTrialRequest, run_wire_trial
 from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.adapters.wire_certificates import certificate_to_json, load_certificate, store_certificate
 from p2pmesh.app.certify_text import CERTIFY_TEXT
 from p2pmesh.app.model_access import open_access

@@ -38,6 +38,7 @@ DEFAULT_CONSOLE_PORT = 3131
 MIN_CONTEXT_TOKENS = 64
 MAX_CONTEXT_TOKENS = 16_777_216
 MAX_PORT = 65_535
+MAX_DEVICES = 64
 DEFAULT_CACHE_QUOTA_BYTES = 64 * GIB
 MIN_CACHE_QUOTA_BYTES = MIB
 
@@ -81,7 +82,8 @@ class UpOptions:
     first begin, empty for the planner's choice. ``max_memory_bytes`` None means what the machine has, 0 a node that
     holds no stage. ``trust_policy`` None is that of the trust store, ``owner_key`` None the keystore in the home.
     ``models`` are references as typed, resolved by the model store. ``artifact_transfer`` None is the default of the
-    kind of mesh. ``announce`` is what others are told to dial, where it is not what ``listen`` says.
+    kind of mesh. ``announce`` is what others are told to dial, where it is not what ``listen`` says. ``devices`` are
+    names of devices to run on, empty for the best; ``gpu_layers`` of a stage go to them, None all.
     """
 
     home: Path
@@ -110,6 +112,8 @@ class UpOptions:
     is_offline: bool = False
     artifact_transfer: ArtifactTransfer | None = None
     cache_quota_bytes: int = DEFAULT_CACHE_QUOTA_BYTES
+    devices: tuple[str, ...] = ()
+    gpu_layers: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -130,6 +134,7 @@ class UpOptions:
         if self.port == self.console_port != 0:
             raise _invalid(f"--port and --console-port are both {self.port}; choose two different ones")
         _check_memory(self)
+        _check_devices(self)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
             raise _invalid("--cache-quota must be at least 1MiB")
@@ -280,6 +285,14 @@ def _check_range(what: str, value: int, least: int, most: int) -> None:
 def _check_memory(options: UpOptions) -> None:
     if options.max_memory_bytes is not None and options.max_memory_bytes < 0:
         raise _invalid("--max-memory must not be negative")
+
+
+def _check_devices(options: UpOptions) -> None:
+    _check_range("the number of --device", len(options.devices), 0, MAX_DEVICES)
+    if not all(options.devices):
+        raise _invalid("--device is empty, or has an empty name; `p2pmesh gpus` lists names")
+    if options.gpu_layers is not None:
+        _check_range("--gpu-layers", options.gpu_layers, 0, MAX_LAYERS)
 
 
 def _check_name(name: str | None) -> None:

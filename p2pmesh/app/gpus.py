@@ -1,17 +1,33 @@
 """``p2pmesh gpus``: what llama.cpp can run on here, and how much memory a node would offer. Facts for JSON."""
 
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
-from p2pmesh.adapters.cgroups import memory_left_bytes
+from p2pmesh.adapters.cgroups import memory_left_bytes, processor_quota
 from p2pmesh.adapters.llama.devices import list_devices
+from p2pmesh.adapters.processors import allowed_processors, usable_threads
+from p2pmesh.app.device_choice import remedy_for
 from p2pmesh.app.machine_memory import offered_memory_bytes
+from p2pmesh.core.devices import DeviceChoice, choose_devices
+from p2pmesh.ports.devices import ListDevices
 
 
-def describe_machine() -> dict[str, Any]:
-    """Stages run on the processor, whatever else is found; ``group_left_bytes`` is null without a limit."""
+def describe_machine(ask: ListDevices = list_devices) -> dict[str, Any]:
+    """``runs_on`` are the devices that ``up`` takes by itself, empty for the processor; null: without a limit."""
+    found = ask()
+    llama = version("llama-cpp-python")
+    choice = choose_devices(found.devices)
+    assert isinstance(choice, DeviceChoice)  # nothing was wished
     return {
-        "devices": [asdict(device) for device in list_devices()],
+        "llama_cpp_python": llama,
+        "backends": list(found.backends),
+        "devices": [asdict(device) for device in found.devices],
+        "runs_on": list(choice.names),
+        "remedy": remedy_for(found, llama),
+        "processors": allowed_processors(),
+        "processor_quota": processor_quota(),
+        "threads": usable_threads(),
         "group_left_bytes": memory_left_bytes(),
-        "offered_bytes": offered_memory_bytes(None),
+        "offered_bytes": offered_memory_bytes(None, choice),
     }

@@ -4,18 +4,31 @@ import psutil  # type: ignore[import-untyped]
 
 from p2pmesh.adapters.cgroups import memory_left_bytes
 from p2pmesh.base.quantities import MIB
+from p2pmesh.core.devices import PROCESSOR_ALONE, DeviceChoice
 
 SHARE_OF_AVAILABLE_MEMORY = 0.8
 RESERVE_BYTES = 512 * MIB
 """Of what is available, a machine keeps this much, and a fifth, for itself."""
 
 
-def offered_memory_bytes(given: int | None) -> int:
-    """What was typed, or a share of what the machine, and the control groups of this process, have available now."""
+def offered_memory_bytes(given: int | None, choice: DeviceChoice = PROCESSOR_ALONE) -> int:
+    """What was typed, or a share of what is available now where the stages will lie.
+
+    That is the memory of the chosen devices, where every layer goes to them; an integrated one has the machine's.
+    Otherwise it is what the machine, and the control groups of this process, leave.
+    """
     if given is not None:
         return given
+    available = available_memory_bytes()
+    if choice.is_whole:
+        on_devices = sum(device.free_bytes for device in choice.devices)
+        shares_memory = any(device.type == "integrated_gpu" for device in choice.devices)
+        available = min(on_devices, available) if shares_memory else on_devices
+    return max(0, int(available * SHARE_OF_AVAILABLE_MEMORY) - RESERVE_BYTES)
+
+
+def available_memory_bytes() -> int:
+    """What the machine, and the control groups of this process, have available now."""
     available = int(psutil.virtual_memory().available)
     left = memory_left_bytes()
-    if left is not None:
-        available = min(available, left)
-    return max(0, int(available * SHARE_OF_AVAILABLE_MEMORY) - RESERVE_BYTES)
+    return available if left is None else min(available, left)

@@ -26,6 +26,7 @@ from p2pmesh.adapters.grant_file import HomeGrants
 from p2pmesh.adapters.home_lock import hold_home, hold_records
 from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
+from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
@@ -37,6 +38,7 @@ from p2pmesh.app import events
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles, now_unix_ms
 from p2pmesh.app.config import UpOptions
+from p2pmesh.app.device_choice import choose
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, choose_standing, read_invite
@@ -50,6 +52,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_NAME_BYTES
 from p2pmesh.base.quantities import format_size, micros
 from p2pmesh.core.artifact_policy import default_transfer
+from p2pmesh.core.devices import DeviceChoice
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
@@ -60,9 +63,8 @@ from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 
 Emit = Callable[[Event], None]
 
-ENGINE_KIND = "llama.cpp cpu"
-"""What peers are told; the pinned llama.cpp is built for the processor alone."""
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
+MAX_ENGINE_BYTES = 64
 DRAIN_S = 8.0
 HTTP_DRAIN_S = DRAIN_S + 1.0
 """Requests that other peers drive for our clients end with their connections."""
@@ -76,6 +78,7 @@ def run_up(options: UpOptions, emit: Emit) -> int:
     """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on."""
     if options.invite is not None:
         read_invite(options.invite)  # before a home is made for it
+    choice = choose(options.devices, options.gpu_layers, list_devices, lambda error: emit(events.error(error)))
     with hold_home(options.home) as home:
         models = open_access(home, options.hub_endpoint, options.is_offline, options.cache_quota_bytes)
         models.check(_references(options))
@@ -92,7 +95,9 @@ def run_up(options: UpOptions, emit: Emit) -> int:
             _calm_garbage_collection()
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
             return trio.run(
-                _Command(options, _Start(identity, ownership, standing, models), (api_socket, console_socket), emit).run
+                _Command(
+                    options, _Start(identity, ownership, standing, models, choice), (api_socket, console_socket), emit
+                ).run
             )
 
 
@@ -110,6 +115,7 @@ class _Start:
     ownership: OwnershipWatch
     standing: Standing
     models: ModelAccess
+    devices: DeviceChoice
 
 
 class _Command:
@@ -127,6 +133,7 @@ class _Command:
         self._ownership = start.ownership
         self._standing = start.standing
         self._models = start.models
+        self._devices = start.devices
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
@@ -191,18 +198,18 @@ class _Command:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
         kept = HomeCredentials(self._options.home)
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
-        engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine")))
+        engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine"), self._devices))
         parts = NodeParts(neighbours, self._models.store, engines, HomeGrants(self._options.home))
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
-            memory_bytes=offered_memory_bytes(self._options.max_memory_bytes),
+            memory_bytes=offered_memory_bytes(self._options.max_memory_bytes, self._devices),
             invite_text=self._standing.invite_text,
             trust=self._ownership.trust,
             ownership=self._ownership.claim,
             membership=self._standing.membership,
             founding=self._standing.founding,
-            engine=ENGINE_KIND,
+            engine=_engine_kind(self._devices),
             artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=False),
         )
         return Node(parts, settings, self._report)
@@ -313,6 +320,11 @@ class _Command:
 def _references(options: UpOptions) -> tuple[str, ...]:
     demo = (DEMO_MODEL,) if options.is_demo else ()
     return tuple(dict.fromkeys((*demo, *options.models)))
+
+
+def _engine_kind(devices: DeviceChoice) -> str:
+    """What peers are told that stages run on."""
+    return f"llama.cpp {'+'.join(devices.backends).lower()}"[:MAX_ENGINE_BYTES]
 
 
 def _ownership_options(options: UpOptions) -> OwnershipOptions:

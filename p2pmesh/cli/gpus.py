@@ -21,7 +21,8 @@ def run_gpus(args: Namespace) -> int:
 
 
 def describe_devices(facts: Mapping[str, Any]) -> Iterator[str]:
-    """A table, and what a node would offer."""
+    """A table, what a node would offer, and what to do for a GPU."""
+    yield f"llama-cpp-python {facts['llama_cpp_python']}, built for {', '.join(facts['backends'])}"
     yield from describe_table(
         [
             {
@@ -37,4 +38,10 @@ def describe_devices(facts: Mapping[str, Any]) -> Iterator[str]:
     )
     if facts["group_left_bytes"] is not None:
         yield f"the limit of this container or service leaves {format_size(facts['group_left_bytes'])}"
-    yield f"a node here offers {format_size(facts['offered_bytes'])} for stages, which run on the processor"
+    if facts["processor_quota"] is not None:
+        allowed = f"{facts['processor_quota']:.2f} of {facts['processors']} processors"
+        yield f"its time is limited to {allowed}: engines run {facts['threads']} threads"
+    where = ", ".join(facts["runs_on"]) or "the processor"
+    yield f"a node here offers {format_size(facts['offered_bytes'])} for stages, which run on {where}"
+    if facts["remedy"] is not None:
+        yield facts["remedy"]

@@ -84,6 +84,8 @@ def _add_up(commands: Commands) -> None:
     add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that")
     add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
+    add("--device", metavar="NAME,NAME", type=_names, default=(), help="what stages run on (default: GPUs, if any)")
+    add("--gpu-layers", type=int, metavar="N", help="of each stage, so many go to the devices (default: all)")
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
     add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
@@ -232,6 +234,8 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         is_offline=args.offline,
         artifact_transfer=None if args.artifact_transfer is None else ArtifactTransfer(args.artifact_transfer),
         cache_quota_bytes=args.cache_quota,
+        devices=args.device,
+        gpu_layers=args.gpu_layers,
     )
 
 

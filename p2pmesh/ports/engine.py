@@ -25,7 +25,6 @@ class EngineSpec:
     context_tokens: int
     lanes: int
     wire_dtype: WireDtype
-    gpu_layers: int = 0
     model_digest: str = ""
 
 

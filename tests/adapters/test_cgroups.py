@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from p2pmesh.adapters.cgroups import memory_left_bytes
+from p2pmesh.adapters.cgroups import memory_left_bytes, processor_quota
 from p2pmesh.base.quantities import GIB, MIB
 
 
@@ -60,3 +60,26 @@ def test_without_limits_without_groups_and_with_nonsense_nothing_is_known(tmp_pa
     assert memory_left_bytes(root, groups_of(tmp_path, "0::/\n")) is None
     write_second(root, "-5", GIB)
     assert memory_left_bytes(root, groups_of(tmp_path, "0::/../../etc\nnonsense\n::\n")) is None
+
+
+def test_the_smallest_share_of_processors_of_all_groups(tmp_path: Path) -> None:
+    own = groups_of(tmp_path, "0::/system.slice/p2pmesh.service\n")
+    service = tmp_path / "cgroup" / "system.slice" / "p2pmesh.service"
+    service.mkdir(parents=True)
+    assert processor_quota(tmp_path / "cgroup", own) is None
+    (service / "cpu.max").write_text("max 100000\n")
+    assert processor_quota(tmp_path / "cgroup", own) is None
+    (service.parent / "cpu.max").write_text("250000 100000\n")
+    assert processor_quota(tmp_path / "cgroup", own) == 2.5
+    (service / "cpu.max").write_text("50000 100000\n")
+    assert processor_quota(tmp_path / "cgroup", own) == 0.5
+
+
+def test_the_share_of_the_first_version(tmp_path: Path) -> None:
+    own = groups_of(tmp_path, "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n")
+    folder = tmp_path / "cgroup" / "cpu" / "docker" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, expected in (("-1", None), ("150000", 1.5), ("nonsense", None), ("", None)):
+        (folder / "cpu.cfs_quota_us").write_text(quota)
+        assert processor_quota(tmp_path / "cgroup", own) == expected

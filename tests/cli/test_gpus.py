@@ -13,6 +13,9 @@ def test_the_command_prints_devices_and_the_offer(capsys: pytest.CaptureFixture[
     facts = json.loads(capsys.readouterr().out)
     assert "cpu" in {device["type"] for device in facts["devices"]}
     assert facts["offered_bytes"] >= 0
+    assert "CPU" in facts["backends"]
+    assert 1 <= facts["threads"] <= facts["processors"]
+    assert facts["remedy"] is None or facts["runs_on"] == []
 
 
 def test_a_person_reads_a_table() -> None:
@@ -20,9 +23,21 @@ def test_a_person_reads_a_table() -> None:
         "name": "CUDA0", "description": "RTX", "backend": "CUDA", "type": "integrated_gpu", "free_bytes": 2**30,
         "total_bytes": 2**31,
     }  # fmt: skip
-    lines = list(describe_devices({"devices": [device], "group_left_bytes": 2**30, "offered_bytes": 2**29}))
-    assert lines[1].split() == ["CUDA0", "integrated", "gpu", "CUDA", "1.0", "GiB", "2.0", "GiB", "RTX"]
-    assert lines[2:] == [
+    facts = {
+        "llama_cpp_python": "1.2", "backends": ["CUDA", "CPU"], "devices": [device], "runs_on": ["CUDA0"],
+        "remedy": None, "processors": 8, "processor_quota": 2.5, "threads": 2, "group_left_bytes": 2**30,
+        "offered_bytes": 2**29,
+    }  # fmt: skip
+    lines = list(describe_devices(facts))
+    assert lines[0] == "llama-cpp-python 1.2, built for CUDA, CPU"
+    assert lines[2].split() == ["CUDA0", "integrated", "gpu", "CUDA", "1.0", "GiB", "2.0", "GiB", "RTX"]
+    assert lines[3:] == [
         "the limit of this container or service leaves 1.0 GiB",
+        "its time is limited to 2.50 of 8 processors: engines run 2 threads",
+        "a node here offers 512.0 MiB for stages, which run on CUDA0",
+    ]
+    without = facts | {"runs_on": [], "remedy": "install one", "processor_quota": None, "group_left_bytes": None}
+    assert list(describe_devices(without))[3:] == [
         "a node here offers 512.0 MiB for stages, which run on the processor",
+        "install one",
     ]

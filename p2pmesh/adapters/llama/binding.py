@@ -95,7 +95,10 @@ def describe_build() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load a stage file. ``sequences`` counts the scratch ones too; ``cells`` is the size of the cache."""
+    """How to load a stage file. ``sequences`` counts the scratch ones too; ``cells`` is the size of the cache.
+
+    ``gpu_layers`` of the file go to ``devices``, named as ggml does; without devices all runs on the processor.
+    """
 
     path: str
     is_first: bool
@@ -105,6 +108,7 @@ class LoadOptions:
     threads: int
     use_extra_buffers: bool
     gpu_layers: int = 0
+    devices: tuple[str, ...] = ()
 
 
 class RowBuffers:
@@ -307,12 +311,26 @@ def _load_model(options: LoadOptions) -> Any:
     parameters = native.llama_model_default_params()
     parameters.use_extra_bufts = options.use_extra_buffers
     parameters.n_gpu_layers = options.gpu_layers
+    devices = _device_handles(options.devices)  # read while the file is loaded
+    parameters.devices = ctypes.addressof(devices)
     model = native.llama_model_load_from_file(options.path.encode(), parameters)
     if not model:
         raise EngineError(
             ErrorCode.ENGINE_LOAD_FAILED, f"llama.cpp cannot load {options.path}: {native_log.last_complaint()}"
         )
     return model
+
+
+def _device_handles(names: tuple[str, ...]) -> Any:
+    """A list that ends with NULL. An empty one keeps the processor alone; none at all would let every GPU join in."""
+    find = native._lib.ggml_backend_dev_by_name
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    handles = [find(name.encode()) for name in names]
+    missing = [name for name, handle in zip(names, handles, strict=True) if not handle]
+    if missing:
+        text = f"the device {missing[0]} is gone; see `p2pmesh gpus`, and start the node again"
+        raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, text)
+    return (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
 
 
 def _make_context(model: Any, options: LoadOptions, tap: _Tap | None) -> Any:

@@ -95,6 +95,7 @@ class LoadedEngine:
             LoadOptions(
                 fields["artifact_path"], is_first, is_last, lanes + SPARE_SEQUENCES, context * lanes + SPARE_CELLS,
                 fields["threads"], fields["use_extra_buffers"], fields["gpu_layers"],
+                tuple(fields["devices"]),
             )
         )  # fmt: skip
         if stage.layer_count != fields["end"] - fields["start"]:
@@ -107,7 +108,9 @@ class LoadedEngine:
             is_first, is_last, stage.hidden_size, stage.vocabulary_size if self._vocabulary.is_present else None,
             context, lanes, WireDtype(fields["wire_dtype"]), not stage.has_state,
         )  # fmt: skip
-        self._fingerprint = fingerprint(fields["threads"], fields["use_extra_buffers"], fields["gpu_layers"])
+        self._fingerprint = fingerprint(
+            fields["threads"], fields["use_extra_buffers"], fields["gpu_layers"], tuple(fields["device_kinds"])
+        )
         widths = self._widths(stage, shape)
         decode_us = measure_decode_us(stage, shape, widths)
         self.stepper = Stepper(stage, shape, widths)
@@ -180,11 +183,11 @@ class LoadedEngine:
         raise P2PMeshError(ErrorCode.INTERNAL, f"an engine has no call {name}")
 
 
-def fingerprint(threads: int, use_extra_buffers: bool, gpu_layers: int) -> str:
-    """A name for everything but the stage file that the bits depend on."""
+def fingerprint(threads: int, use_extra_buffers: bool, gpu_layers: int = 0, device_kinds: tuple[str, ...] = ()) -> str:
+    """A name for everything but the stage file that the bits depend on; kinds are backends and models of devices."""
     parts = (
         _NUMERICS, *describe_build(), f"threads={threads}", f"kv={KV_TYPE}", f"extra={use_extra_buffers}",
-        f"gpu_layers={gpu_layers}",
+        f"gpu_layers={gpu_layers}", *(f"device={kind}" for kind in device_kinds),
     )  # fmt: skip
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

@@ -1,56 +1,67 @@
-"""What this build of llama.cpp finds to run on: asked in a child process, whose death is an answer too."""
+"""What this build of llama.cpp finds to run on: asked in a child process, whose death is an answer too.
+
+Implements ``ports.devices``.
+"""
 
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
+from p2pmesh.adapters.child_environment import engine_environment
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.base.errors import EngineError, ErrorCode
+from p2pmesh.core.devices import Device, DeviceListing
 
 DEADLINE_S = 30.0
 MAX_DEVICES = 64
+_PROCESSOR_LIBRARIES = ("ggml", "ggml-base", "ggml-cpu")
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One device; ``type`` is cpu, gpu, integrated_gpu or accelerator, ``backend`` such as CPU, CUDA, Vulkan, Metal."""
-
-    name: str
-    description: str
-    backend: str
-    type: str
-    free_bytes: int
-    total_bytes: int
-
-
-def list_devices() -> tuple[Device, ...]:
+def list_devices() -> DeviceListing:
     """Blocks until the child has answered; ``EngineError(ENGINE_LOAD_FAILED)`` says why it did not."""
     command = [sys.executable, "-m", "p2pmesh.adapters.llama.devices_child"]
     try:
         finished = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=False,
+            env=engine_environment(),
         )
     except subprocess.TimeoutExpired:
         raise _failed(f"it did not answer within {DEADLINE_S:.0f} s") from None
     if finished.returncode != 0:
         raise _failed(describe_exit(finished.returncode, last_line_of(finished.stderr)))
-    return decode_devices(finished.stdout)
+    return decode_listing(finished.stdout)
 
 
-def decode_devices(answer: bytes) -> tuple[Device, ...]:
+def decode_listing(answer: bytes) -> DeviceListing:
     """The devices of a child's answer."""
     try:
-        rows = json.loads(answer)
-        return tuple(
+        fields = json.loads(answer)
+        devices = tuple(
             Device(
                 str(row["name"]), str(row["description"]), str(row["backend"]), str(row["type"]),
                 int(row["free_bytes"]), int(row["total_bytes"]),
             )
-            for row in rows[:MAX_DEVICES]
+            for row in fields["devices"][:MAX_DEVICES]
         )  # fmt: skip
+        return DeviceListing(devices, tuple(map(str, fields["backends"][:MAX_DEVICES])))
     except (ValueError, KeyError, TypeError):
         raise _failed("its answer cannot be read") from None
+
+
+def is_built_for_processor_alone() -> bool:
+    """Whether the installed library has no backend but the processor's, by its files: then nobody need be asked."""
+    spec = find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return False
+    files = (Path(spec.origin).parent / "lib").glob("*ggml*")
+    names = {file.name.split(".")[0].removeprefix("lib") for file in files}
+    return "ggml-cpu" in names and names <= set(_PROCESSOR_LIBRARIES)
 
 
 def _failed(cause: str) -> EngineError:

@@ -5,7 +5,6 @@ handed on in the reader's own task to whoever follows the engine, and wait in a 
 not taken the reader stops reading, and the child, and so on back to the sender.
 """
 
-import os
 import signal
 import socket
 import subprocess
@@ -22,7 +21,9 @@ from p2pmesh.adapters.child_environment import engine_environment
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.adapters.llama.link import EngineLink
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
+from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.core.devices import PROCESSOR_ALONE, DeviceChoice
 from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec, TakeFrame
 from p2pmesh.wire.engine import (
     LENGTH_BYTES,
@@ -45,12 +46,13 @@ _EXIT_GRACE_SECONDS = 1.0
 class LauncherOptions:
     """How engine processes are run.
 
-    ``threads`` None means every CPU this process may use. ``silence_seconds`` without a beat is a hung
+    ``threads`` None means every processor that this process may use. ``silence_seconds`` without a beat is a hung
     child, ``loading_silence_seconds`` while it starts and loads. Without probing, no extra buffer types and the default
-    spin are used.
+    spin are used. ``devices`` are where the layers of every stage go.
     """
 
     cache_directory: str
+    devices: DeviceChoice = PROCESSOR_ALONE
     threads: int | None = None
     load_seconds: float = 600.0
     silence_seconds: float = 1.5
@@ -72,7 +74,7 @@ class LlamaEngineLauncher:
 
     @asynccontextmanager
     async def _launch(self, spec: EngineSpec) -> AsyncIterator[Engine]:
-        threads = self._options.threads or len(os.sched_getaffinity(0))
+        threads = self._options.threads or usable_threads()
         findings = await self._probe(spec, threads)
         child = await _start_child(engine_environment(findings.spin_count))
         failure: EngineError | None = None
@@ -103,7 +105,8 @@ class LlamaEngineLauncher:
             is_first=spec.layers.is_first(),
             is_last=spec.layers.is_last(spec.layer_count),
             threads=threads,
-            gpu_layers=spec.gpu_layers,
+            gpu_layers=self._options.devices.gpu_layers,
+            devices=self._options.devices.names,
             cache_directory=self._options.cache_directory,
         )
         async with self._probing:  # two probes at once would measure each other
@@ -120,7 +123,9 @@ def _load_fields(spec: EngineSpec, options: LauncherOptions, threads: int, findi
         "context_tokens": spec.context_tokens,
         "lanes": spec.lanes,
         "wire_dtype": int(spec.wire_dtype),
-        "gpu_layers": spec.gpu_layers,
+        "gpu_layers": options.devices.gpu_layers,
+        "devices": list(options.devices.names),
+        "device_kinds": [f"{device.backend}:{device.description}" for device in options.devices.devices],
         "threads": threads,
         "cache_directory": options.cache_directory,
         "use_extra_buffers": findings.use_extra_buffers,

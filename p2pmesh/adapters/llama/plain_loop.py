@@ -5,11 +5,11 @@ large enough, what llama.cpp does best by default. It runs as a process of its o
 """
 
 import json
-import os
 import subprocess
 import sys
 
 from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.processors import usable_threads
 
 _TIMEOUT_SECONDS = 600.0
 _BATCH_TOKENS = 256
@@ -21,7 +21,7 @@ def measure_plain_decode(path: str, prompt_tokens: int, decode_tokens: int, thre
 
     Blocks for as long as it takes, at most ten minutes; raises ``subprocess.SubprocessError`` when the loop fails.
     """
-    arguments = [path, prompt_tokens, decode_tokens, threads or len(os.sched_getaffinity(0))]
+    arguments = [path, prompt_tokens, decode_tokens, threads or usable_threads()]
     finished = subprocess.run(
         [sys.executable, "-m", "p2pmesh.adapters.llama.plain_loop", json.dumps(arguments)],
         stdin=subprocess.DEVNULL,

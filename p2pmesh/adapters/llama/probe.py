@@ -45,6 +45,7 @@ class ProbeRequest:
     is_last: bool
     threads: int
     gpu_layers: int
+    devices: tuple[str, ...]
     cache_directory: str
 
 
@@ -132,7 +133,9 @@ def _run_child(
 
 def _name(request: ProbeRequest) -> str:
     part = "whole" if request.is_first and request.is_last else "part"
-    machine = "\n".join((request.digest, part, str(request.threads), str(request.gpu_layers), _machine()))
+    machine = "\n".join(
+        (request.digest, part, str(request.threads), str(request.gpu_layers), *request.devices, _machine())
+    )
     return f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}"
 
 

@@ -40,7 +40,7 @@ class _Stepping:
         self._stage = LoadedStage(
             LoadOptions(
                 fields["path"], fields["is_first"], fields["is_last"], 2, _CELLS, fields["threads"],
-                fields["use_extra_buffers"], fields["gpu_layers"],
+                fields["use_extra_buffers"], fields["gpu_layers"], tuple(fields["devices"]),
             )
         )  # fmt: skip
         self._stage.rows.tokens.fill(1)

@@ -4,7 +4,6 @@ What is measured is ``wire_trial_child``'s; this owns the process, its deadline,
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -54,11 +53,6 @@ def run_wire_trial(request: WireTrialRequest, cut: int) -> tuple[CutRecord, str]
         raise EngineError(ErrorCode.ENGINE_CRASHED, f"the trial of layer {cut} failed: {cause}")
     answer = json.loads(finished.stdout.splitlines()[-1])
     return _record(answer, cut), str(answer["fingerprint"])
-
-
-def usable_threads() -> int:
-    """As many as an engine would use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _record(answer: Mapping[str, Any], cut: int) -> CutRecord:

@@ -80,7 +80,7 @@ def _measure(fields: dict[str, Any]) -> dict[str, Any]:
         "tokens": positions,
         "perplexity": _perplexity(base, positions),
         "largest_magnitude": float(np.abs(hidden).max()),
-        "fingerprint": fingerprint(fields["threads"], fields["use_extra_buffers"], 0),
+        "fingerprint": fingerprint(fields["threads"], fields["use_extra_buffers"]),
         "floor": asdict(floor),
         "figures": figures,
     }

@@ -15,6 +15,7 @@ import trio
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeRequest, probe
 from p2pmesh.base.errors import EngineError, ErrorCode
+from p2pmesh.core.devices import Device, DeviceChoice
 from p2pmesh.wire.engine import EngineKind, encode_message, frame_message
 from p2pmesh.wire.stage import FrameKind
 from tests.adapters.llama.dialogue import Dialogue
@@ -158,8 +159,16 @@ async def test_no_process_is_left_after_a_failed_load(cache_folder, make_spec, t
     assert _children() == []
 
 
+async def test_a_device_that_is_gone_is_named(cache_folder, make_spec):
+    choice = DeviceChoice((Device("CUDA9", "", "CUDA", "gpu", 1, 2),), 3)
+    options = LauncherOptions(str(cache_folder), choice, is_probing=False)
+    with pytest.raises(EngineError, match="the device CUDA9 is gone"):
+        async with LlamaEngineLauncher(options).launch(make_spec()):
+            pass
+
+
 def _request(stage_folder: Path, cache: Path) -> ProbeRequest:
-    return ProbeRequest(str(stage_folder / "llama.gguf"), "2" * 64, True, True, 2, 0, str(cache))
+    return ProbeRequest(str(stage_folder / "llama.gguf"), "2" * 64, True, True, 2, 0, (), str(cache))
 
 
 def test_a_trapping_machine_falls_back_and_remembers(stage_folder, tmp_path):
@@ -177,7 +186,7 @@ async def test_the_note_of_a_fallback_reaches_the_facts(stage_folder, make_spec,
 
 
 def test_a_probe_that_cannot_run_gives_the_default_and_is_not_remembered(tmp_path):
-    missing = ProbeRequest(str(tmp_path / "none.gguf"), "3" * 64, True, True, 2, 0, str(tmp_path / "cache"))
+    missing = ProbeRequest(str(tmp_path / "none.gguf"), "3" * 64, True, True, 2, 0, (), str(tmp_path / "cache"))
     findings = probe(missing, os.environ | {"PYTHONPATH": str(ROOT)})
     assert (findings.use_extra_buffers, findings.spin_count) == (False, DEFAULT_SPIN_COUNT)
     assert not (tmp_path / "cache").exists()

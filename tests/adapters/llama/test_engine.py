@@ -8,8 +8,11 @@ import pytest
 import trio
 
 from p2pmesh.adapters.llama.channel import Channel
+from p2pmesh.adapters.llama.devices import list_devices
+from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
 from p2pmesh.base.limits import MAX_LANES
+from p2pmesh.core.devices import DeviceChoice
 from p2pmesh.wire.activation import row_bytes
 from p2pmesh.wire.dtype import LOSSY_DTYPES
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
@@ -245,3 +248,15 @@ def test_the_child_needs_neither_trio_nor_libp2p():
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     assert json.loads(answer.stdout) == []
     assert Channel.__module__ in sys.modules
+
+
+async def test_layers_given_to_a_device_that_ggml_finds_run_there_under_another_fingerprint(
+    launcher, make_spec, cache_folder
+):
+    """The only device that every machine has is the processor: it stands for one that takes layers."""
+    [processor] = [device for device in list_devices().devices if device.type == "cpu"]
+    options = LauncherOptions(str(cache_folder), DeviceChoice((processor,), 2), is_probing=False)
+    async with launcher.launch(make_spec()) as plain, LlamaEngineLauncher(options).launch(make_spec()) as given:
+        expected = await Dialogue([plain]).generate(PROMPT, 8)
+        assert await Dialogue([given]).generate(PROMPT, 8) == expected
+        assert given.facts.fingerprint != plain.facts.fingerprint
