@@ -9,12 +9,15 @@ from p2pmesh.base.ids import MeshId, PeerId, is_peer_id
 from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
+    MAX_ANNOUNCED_DEMANDS,
     MAX_ANNOUNCED_FILES,
     MAX_ANNOUNCED_LINKS,
     MAX_ANNOUNCED_MODELS,
+    MAX_ANNOUNCED_STANDBYS,
     MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENT_BYTES,
     MAX_DECODE_BYTES_PER_S,
+    MAX_DEMAND_COUNT,
     MAX_LANES,
     MAX_LINK_BYTES_PER_S,
     MAX_LINK_RTT_US,
@@ -54,6 +57,7 @@ LONGEST_LIFE_MS = 1_800_000
 LIFE_MS = LIFE_INTERVALS * SHORTEST_INTERVAL_MS + LIFE_MARGIN_MS
 """Of an announcement in a small overlay."""
 PEER_HASH_BYTES = 8
+MODEL_HASH_BYTES = 8
 
 _TIME = Integer(0, 2**53)
 _NAME = Text(MAX_NAME_BYTES, is_line)
@@ -75,6 +79,11 @@ def model_topic_of(mesh_id: MeshId, digest: str) -> str:
 def peer_hash_of(peer: str) -> bytes:
     """How a link names its other end, 8 bytes instead of 52: links are a third of what a large overlay gossips."""
     return hashlib.sha256(peer.encode()).digest()[:PEER_HASH_BYTES]
+
+
+def model_hash_of(name: str) -> bytes:
+    """How demand and standby name a model: 8 bytes, since what nobody serves need not be spelt out for everybody."""
+    return hashlib.sha256(name.encode()).digest()[:MODEL_HASH_BYTES]
 
 
 def life_ms(interval_ms: int) -> int:
@@ -113,6 +122,17 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelDemand:
+    """Requests of the announcing peer's clients for one model: those that wait for it now, of a minute, of a day."""
+
+    model: bytes = declared(Bytes(MODEL_HASH_BYTES, MODEL_HASH_BYTES))
+    """``model_hash_of`` its name."""
+    waiting: int = declared(Integer(0, MAX_DEMAND_COUNT))
+    per_minute: int = declared(Integer(0, MAX_DEMAND_COUNT))
+    per_day: int = declared(Integer(0, MAX_DEMAND_COUNT))
+
+
+@dataclass(frozen=True, slots=True)
 class Announcement:
     """One peer's state. Newer is (incarnation, sequence); the incarnation grows at each start of the peer."""
 
@@ -143,6 +163,9 @@ class Announcement:
     """The speaker's chain, its own pass first; empty at the founder, and before a pass was granted."""
     decode_bytes_per_s: int = declared(Integer(0, MAX_DECODE_BYTES_PER_S), 0)
     """Weights that its engines read in a second of decoding, measured; 0: not yet."""
+    standby: tuple[bytes, ...] = declared(ListOf(Bytes(MODEL_HASH_BYTES, MODEL_HASH_BYTES), MAX_ANNOUNCED_STANDBYS), ())
+    """Models that it would load for a request, each as ``model_hash_of`` its name."""
+    demand: tuple[ModelDemand, ...] = declared(ListOf(OpenRow(ModelDemand), MAX_ANNOUNCED_DEMANDS), ())
 
     @property
     def freshness(self) -> tuple[int, int]:

@@ -51,6 +51,8 @@ LINKS = (
     announcement.Link(announcement.peer_hash_of(JOINER.peer_id), 42_000, 0, True),
 )
 LINK_ROW = list(to_map(LINKS[0]).values())
+DEMAND = announcement.ModelDemand(announcement.model_hash_of("qwen3-4b"), 1, 12, 340)
+DEMAND_ROW = list(to_map(DEMAND).values())
 
 
 def announcement_of(key: TestKey) -> announcement.Announcement:
@@ -65,6 +67,7 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         shard_depth=2, is_dht_server=True, engine="llama.cpp cpu", lanes=4, lanes_free=3,
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
         passes=(FOUNDERS_PASS,), decode_bytes_per_s=6_400_000_000,
+        standby=(announcement.model_hash_of("gemma-3-270m"),), demand=(DEMAND,),
     )  # fmt: skip
 
 
@@ -315,6 +318,17 @@ def announcements() -> Case:
         "empty pass": {"passes": [b""]},
         "pass as text": {"passes": ["pass"]},
         "pass that is not in a list": {"passes": b"pass"},
+        "9 models on standby": {"standby": [bytes(8)] * 9},
+        "model on standby by its name": {"standby": ["qwen3-4b"]},
+        "model on standby by a hash of seven bytes": {"standby": [bytes(7)]},
+        "demand for five models": {"demand": [DEMAND_ROW] * 5},
+        "demand as a map": {"demand": [to_map(DEMAND)]},
+        "demand without a count of the day": {"demand": [DEMAND_ROW[:3]]},
+        "demand for a model by its name": {"demand": [["qwen3-4b", *DEMAND_ROW[1:]]]},
+        "demand for a hash of nine bytes": {"demand": [[bytes(9), *DEMAND_ROW[1:]]]},
+        "negative demand": {"demand": [[*DEMAND_ROW[:3], -1]]},
+        "demand beyond the limit": {"demand": [[*DEMAND_ROW[:2], 2**24 + 1, DEMAND_ROW[3]]]},
+        "demand as a float": {"demand": [[DEMAND_ROW[0], 1.0, *DEMAND_ROW[2:]]]},
     }
     changed = {name: list({**good, **change}.values()) for name, change in changes.items()}
     cases = [(name, sealed_announcement(values), "message_malformed") for name, values in changed.items()]

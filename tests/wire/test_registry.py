@@ -52,6 +52,7 @@ RECORDS = {
     "served_model": announcement.ServedModel,
     "held_model": announcement.HeldModel,
     "link": announcement.Link,
+    "model_demand": announcement.ModelDemand,
     "ownership_claim": ownership.OwnershipClaim,
     "life_proof": liveness.LifeProof,
     "down_report": liveness.DownReport,
