@@ -12,8 +12,8 @@ from p2pmesh.base.limits import (
     MAX_ANNOUNCED_DEMANDS,
     MAX_ANNOUNCED_FILES,
     MAX_ANNOUNCED_LINKS,
+    MAX_ANNOUNCED_LOADABLE,
     MAX_ANNOUNCED_MODELS,
-    MAX_ANNOUNCED_STANDBYS,
     MAX_ANNOUNCED_WISHES,
     MAX_ANNOUNCEMENT_BYTES,
     MAX_DECODE_BYTES_PER_S,
@@ -82,7 +82,7 @@ def peer_hash_of(peer: str) -> bytes:
 
 
 def model_hash_of(name: str) -> bytes:
-    """How demand and standby name a model: 8 bytes, since what nobody serves need not be spelt out for everybody."""
+    """How demand and ``loadable`` name a model: 8 bytes, since not everybody need read it spelt out."""
     return hashlib.sha256(name.encode()).digest()[:MODEL_HASH_BYTES]
 
 
@@ -163,7 +163,9 @@ class Announcement:
     """The speaker's chain, its own pass first; empty at the founder, and before a pass was granted."""
     decode_bytes_per_s: int = declared(Integer(0, MAX_DECODE_BYTES_PER_S), 0)
     """Weights that its engines read in a second of decoding, measured; 0: not yet."""
-    standby: tuple[bytes, ...] = declared(ListOf(Bytes(MODEL_HASH_BYTES, MODEL_HASH_BYTES), MAX_ANNOUNCED_STANDBYS), ())
+    loadable: tuple[bytes, ...] = declared(
+        ListOf(Bytes(MODEL_HASH_BYTES, MODEL_HASH_BYTES), MAX_ANNOUNCED_LOADABLE), ()
+    )
     """Models that it would load for a request, each as ``model_hash_of`` its name."""
     demand: tuple[ModelDemand, ...] = declared(ListOf(OpenRow(ModelDemand), MAX_ANNOUNCED_DEMANDS), ())
 

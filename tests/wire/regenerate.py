@@ -67,7 +67,7 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         shard_depth=2, is_dht_server=True, engine="llama.cpp cpu", lanes=4, lanes_free=3,
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
         passes=(FOUNDERS_PASS,), decode_bytes_per_s=6_400_000_000,
-        standby=(announcement.model_hash_of("gemma-3-270m"),), demand=(DEMAND,),
+        loadable=(announcement.model_hash_of("gemma-3-270m"),), demand=(DEMAND,),
     )  # fmt: skip
 
 
@@ -318,9 +318,9 @@ def announcements() -> Case:
         "empty pass": {"passes": [b""]},
         "pass as text": {"passes": ["pass"]},
         "pass that is not in a list": {"passes": b"pass"},
-        "9 models on standby": {"standby": [bytes(8)] * 9},
-        "model on standby by its name": {"standby": ["qwen3-4b"]},
-        "model on standby by a hash of seven bytes": {"standby": [bytes(7)]},
+        "9 loadable models": {"loadable": [bytes(8)] * 9},
+        "loadable model by its name": {"loadable": ["qwen3-4b"]},
+        "loadable model by a hash of seven bytes": {"loadable": [bytes(7)]},
         "demand for five models": {"demand": [DEMAND_ROW] * 5},
         "demand as a map": {"demand": [to_map(DEMAND)]},
         "demand without a count of the day": {"demand": [DEMAND_ROW[:3]]},

@@ -1,0 +1,402 @@
+"""What a node serves beside what it was told to: when a model on its disk is loaded, and when a run is unloaded.
+
+A pure machine over what the node sees at a moment (``Look``). Owns the reasons, the order in which peers that could all
+load a model do so, and the pauses. How much models are asked for is ``core.demand``'s, where layers go
+``core.planning``'s, how a run is drained ``node.on_demand``'s.
+
+A hundred peers hear of one request at once, and one of them should load the model. They rank each other by a hash of
+model and peer, those first whose own clients wait; each rank begins a step later than the one before it, and gives up
+as soon as it hears that somebody began. Ranks beyond the last step, and peers that see each other in part, are spread
+by jitter.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import MIB, MICROS_PER_SECOND, Micros
+from p2pmesh.core.demand import Demand
+from p2pmesh.core.draws import Draws
+
+
+class LoadReason(StrEnum):
+    """Why a model is loaded that nobody named to this node."""
+
+    NO_SERVER = "no_server"
+    IMBALANCE = "imbalance"
+    BUSY = "busy"
+
+
+class UnloadReason(StrEnum):
+    """Why a run is drained and ended."""
+
+    IDLE = "idle"
+    MEMORY_LOW = "memory_low"
+    ROOM_WANTED = "room_wanted"
+
+
+class RunState(StrEnum):
+    """Where a model that was loaded here stands."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPolicy:
+    """Bounds and times. ``idle_unload_us`` None: a run that serves is not unloaded for being idle.
+
+    Ten requests a minute for each server and the three-fold imbalance are Mesh LLM's figures.
+    """
+
+    idle_unload_us: int | None = None
+    busy_per_minute: int = 10
+    imbalance: int = 3
+    imbalance_per_minute: int = 3
+    """Below this many requests a minute no imbalance is worth a load."""
+    step_us: int = 2 * MICROS_PER_SECOND
+    """Between two ranks; longer than an announcement takes to all of a shard."""
+    steps: int = 8
+    late_us: int = 14 * MICROS_PER_SECOND
+    """Ranks beyond the last step are spread over so long."""
+    coming_us: int = 60 * MICROS_PER_SECOND
+    """So long another peer's word is believed that it is about to serve a model."""
+    settled_us: int = 600 * MICROS_PER_SECOND
+    """So long after an unload only a request that waits brings the model back, not one that was."""
+    first_pause_us: int = 30 * MICROS_PER_SECOND
+    longest_pause_us: int = 900 * MICROS_PER_SECOND
+    """After a load that failed."""
+    low_memory_bytes: int = 256 * MIB
+    low_memory_us: int = 5 * MICROS_PER_SECOND
+    """Memory is low when so little is left for so long."""
+    low_memory_pause_us: int = 30 * MICROS_PER_SECOND
+    """An unload shows in what is left only after a while."""
+    low_memory_bar_us: int = 300 * MICROS_PER_SECOND
+    """So long after an unload for memory nothing is loaded on demand."""
+    drain_again_us: int = 60 * MICROS_PER_SECOND
+    room_idle_us: int = 60 * MICROS_PER_SECOND
+    """A run that nobody used for so long makes room for a model that is waited for."""
+
+
+DEFAULT_POLICY = ServingPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A model on disk here that is not loaded here.
+
+    ``needed_bytes`` holds it whole. ``servers`` are other peers that serve it; ``is_coming`` says that one is about
+    to; ``rivals`` are other peers that would load it and have room for all of it, and whether clients of theirs wait.
+    ``may_be_split`` says whether the peers in view could hold it together.
+    """
+
+    model: bytes
+    needed_bytes: int
+    demand: Demand
+    is_awaited_here: bool = False
+    servers: int = 0
+    is_coming: bool = False
+    rivals: tuple[tuple[PeerId, bool], ...] = ()
+    may_be_split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that this node loaded: where it stands, and since when no request has run through it here.
+
+    ``is_driven_here`` is whether this node knows all its requests. None for ``idle_since`` while one runs.
+    """
+
+    model: bytes
+    state: RunState
+    needed_bytes: int
+    demand: Demand
+    idle_since: Micros | None
+    is_driven_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Requests a minute for a model, and the peers that serve it."""
+
+    model: bytes
+    per_minute: int
+    servers: int
+
+
+# --- events -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All that counts now. ``free_bytes`` is what of this node's memory a new stage may take, ``memory_left_bytes``
+    what its machine or its container has left (None: not known), ``rates`` those of models that are served anywhere.
+
+    Effects of the look before are under way: a model that was to be loaded is among ``loaded``.
+    """
+
+    own_peer: PeerId
+    free_bytes: int
+    loadables: tuple[Loadable, ...]
+    loaded: tuple[Loaded, ...] = ()
+    memory_left_bytes: int | None = None
+    rates: tuple[Rate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A load came to nothing."""
+
+    model: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """A model that was loaded serves."""
+
+    model: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFailed:
+    """Requests went on beyond the deadline of a drain: the run serves on."""
+
+    model: bytes
+
+
+Event = Look | LoadFailed | LoadDone | DrainFailed
+
+
+# --- effects ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Serve this model from now on."""
+
+    model: bytes
+    reason: LoadReason
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Let no new request come to this run, and end it once none is under way."""
+
+    model: bytes
+    reason: UnloadReason
+
+
+Effect = Load | Unload
+
+
+class ServingMachine:
+    """What one node loads and unloads by itself. At most one model is being loaded so at a time."""
+
+    def __init__(self, seed: int, policy: ServingPolicy = DEFAULT_POLICY) -> None:
+        self._policy = policy
+        self._draws = Draws(seed)
+        self._due: dict[bytes, Micros] = {}
+        self._coming_since: dict[bytes, Micros] = {}
+        self._unloaded_at: dict[bytes, Micros] = {}
+        self._failures: dict[bytes, tuple[int, Micros]] = {}
+        """How often in a row a load failed, and until when it is not tried again."""
+        self._undrained_until: dict[bytes, Micros] = {}
+        self._low_since: Micros | None = None
+        self._next_relief = Micros(0)
+        self._barred_until = Micros(0)
+        self._deadline: Micros | None = None
+
+    @property
+    def is_memory_low(self) -> bool:
+        """Whether little was left at the last look."""
+        return self._low_since is not None
+
+    def deadline(self) -> Micros | None:
+        """When another look may lead to something without anything new."""
+        return self._deadline
+
+    def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
+        """The effects of one event."""
+        match event:
+            case Look():
+                return self._look(event, now)
+            case LoadFailed(model):
+                count = self._failures.get(model, (0, now))[0] + 1
+                pause_us = min(self._policy.first_pause_us << min(count - 1, 10), self._policy.longest_pause_us)
+                self._failures[model] = (count, Micros(now + pause_us))
+            case LoadDone(model):
+                self._failures.pop(model, None)
+            case DrainFailed(model):
+                self._unloaded_at.pop(model, None)
+                self._undrained_until[model] = Micros(now + self._policy.drain_again_us)
+        return ()
+
+    def _look(self, look: Look, now: Micros) -> tuple[Effect, ...]:
+        self._forget_gone(look)
+        self._note_memory(look, now)
+        unloads = self._unloads(look, now)
+        effects = unloads or self._loads(look, now)
+        for effect in effects:
+            if isinstance(effect, Unload):
+                self._unloaded_at[effect.model] = now
+            self._due.pop(effect.model, None)
+        self._deadline = self._next_look(look, now)
+        return effects
+
+    def _forget_gone(self, look: Look) -> None:
+        """What is not on disk any more needs no memory here."""
+        here = {one.model for one in look.loadables} | {one.model for one in look.loaded}
+        for table in (self._due, self._coming_since, self._unloaded_at, self._failures, self._undrained_until):
+            for model in [model for model in table if model not in here]:
+                del table[model]
+
+    # --- unloading -------------------------------------------------------------
+    def _note_memory(self, look: Look, now: Micros) -> None:
+        left = look.memory_left_bytes
+        if left is None or left >= self._policy.low_memory_bytes:
+            self._low_since = None
+        elif self._low_since is None:
+            self._low_since = now
+
+    def _unloads(self, look: Look, now: Micros) -> tuple[Unload, ...]:
+        if any(one.state is RunState.DRAINING for one in look.loaded):
+            return ()
+        candidates = [
+            one
+            for one in look.loaded
+            if one.state is RunState.SERVING
+            and one.is_driven_here
+            and not one.demand.waiting
+            and self._undrained_until.get(one.model, now) <= now
+        ]
+        if self._is_relief_due(now) and candidates:
+            victim = min(candidates, key=lambda one: (one.demand.weight, one.idle_since is None, one.model))
+            self._next_relief = Micros(now + self._policy.low_memory_pause_us)
+            self._barred_until = Micros(now + self._policy.low_memory_bar_us)
+            return (Unload(victim.model, UnloadReason.MEMORY_LOW),)
+        idle_us = self._policy.idle_unload_us
+        if idle_us is None:
+            return ()
+        return tuple(
+            Unload(one.model, UnloadReason.IDLE)
+            for one in sorted(candidates, key=lambda one: one.model)
+            if one.idle_since is not None and now - one.idle_since >= idle_us
+        )[:1]
+
+    def _is_relief_due(self, now: Micros) -> bool:
+        since = self._low_since
+        return since is not None and now - since >= self._policy.low_memory_us and now >= self._next_relief
+
+    # --- loading ---------------------------------------------------------------
+    def _loads(self, look: Look, now: Micros) -> tuple[Effect, ...]:
+        """The most wanted model whose turn has come here; room is made for it where that is all that it lacks."""
+        wanted = []
+        for loadable in look.loadables:
+            reason = self._reason(loadable, look.rates, now)
+            if reason is None:
+                self._due.pop(loadable.model, None)
+                continue
+            due = self._due.setdefault(loadable.model, Micros(now + self._delay_us(loadable, look.own_peer)))
+            if due <= now:
+                wanted.append((loadable, reason))
+        if self.is_memory_low or any(one.state is not RunState.SERVING for one in look.loaded):
+            return ()
+        wanted.sort(key=lambda pair: pair[0].model)
+        wanted.sort(key=lambda pair: (pair[0].is_awaited_here, pair[0].demand.weight), reverse=True)
+        for loadable, reason in wanted:
+            if loadable.needed_bytes <= look.free_bytes:
+                return (Load(loadable.model, reason),)
+            room = self._room_for(loadable, look, now) if reason is LoadReason.NO_SERVER else None
+            if room is not None:
+                return (room,)
+            if reason is LoadReason.NO_SERVER and loadable.may_be_split and not loadable.rivals:
+                return (Load(loadable.model, reason),)
+        return ()
+
+    def _reason(self, loadable: Loadable, rates: Iterable[Rate], now: Micros) -> LoadReason | None:
+        """Why the model should be loaded by one peer more."""
+        if now < max(self._barred_until, self._failures.get(loadable.model, (0, now))[1]):
+            return None
+        if self._is_another_loading(loadable, now):
+            return None
+        if loadable.servers == 0:
+            return LoadReason.NO_SERVER if self._is_asked_for(loadable, now) else None
+        per_minute = loadable.demand.per_minute
+        if per_minute >= self._policy.busy_per_minute * loadable.servers:
+            return LoadReason.BUSY
+        is_worth_it = per_minute >= self._policy.imbalance_per_minute
+        if is_worth_it and is_imbalanced(loadable, rates, self._policy.imbalance):
+            return LoadReason.IMBALANCE
+        return None
+
+    def _is_another_loading(self, loadable: Loadable, now: Micros) -> bool:
+        if not loadable.is_coming:
+            self._coming_since.pop(loadable.model, None)
+            return False
+        return now - self._coming_since.setdefault(loadable.model, now) < self._policy.coming_us
+
+    def _is_asked_for(self, loadable: Loadable, now: Micros) -> bool:
+        """What was asked of late counts too, but where it was unloaded here a while ago."""
+        if loadable.demand.waiting or loadable.is_awaited_here:
+            return True
+        unloaded_at = self._unloaded_at.get(loadable.model)
+        if unloaded_at is not None and now - unloaded_at < self._policy.settled_us:
+            return False
+        is_kept_warm = self._policy.idle_unload_us is None
+        return bool(loadable.demand.per_minute or (is_kept_warm and loadable.demand.per_day))
+
+    def _delay_us(self, loadable: Loadable, own_peer: PeerId) -> int:
+        """By our rank among those that could load it."""
+        if loadable.is_awaited_here and loadable.servers == 0:
+            return 0
+        ours = _rank_key(loadable.model, own_peer, is_waiting=loadable.is_awaited_here)
+        rank = sum(
+            _rank_key(loadable.model, peer, is_waiting=is_waiting) < ours for peer, is_waiting in loadable.rivals
+        )
+        policy = self._policy
+        if rank == 0:
+            return 0
+        if rank < policy.steps:
+            return rank * policy.step_us + self._draws.below(policy.step_us)
+        return policy.steps * policy.step_us + self._draws.below(policy.late_us)
+
+    def _room_for(self, loadable: Loadable, look: Look, now: Micros) -> Unload | None:
+        """The least demanded run whose end would make room, of those that nobody has used for a while."""
+        unused = [
+            one
+            for one in look.loaded
+            if one.is_driven_here
+            and one.idle_since is not None
+            and now - one.idle_since >= self._policy.room_idle_us
+            and not one.demand.per_minute
+            and not one.demand.waiting
+            and look.free_bytes + one.needed_bytes >= loadable.needed_bytes
+            and self._undrained_until.get(one.model, now) <= now
+        ]
+        least = min(unused, key=lambda one: (one.demand.weight, one.model), default=None)
+        return None if least is None else Unload(least.model, UnloadReason.ROOM_WANTED)
+
+    # --- the next look -----------------------------------------------------------
+    def _next_look(self, look: Look, now: Micros) -> Micros | None:
+        policy = self._policy
+        times = [*self._due.values(), self._barred_until, *(until for _, until in self._failures.values())]
+        times += [Micros(since + policy.coming_us) for since in self._coming_since.values()]
+        if self._low_since is not None:
+            times += [Micros(self._low_since + policy.low_memory_us), self._next_relief]
+        if policy.idle_unload_us is not None:
+            times += [
+                Micros(one.idle_since + policy.idle_unload_us) for one in look.loaded if one.idle_since is not None
+            ]
+        return min((time for time in times if time > now), default=None)
+
+
+def is_imbalanced(loadable: Loadable, rates: Iterable[Rate], factor: int) -> bool:
+    """Whether each server of the model has ``factor`` times the requests that one has of all other models."""
+    others = [rate for rate in rates if rate.model != loadable.model and rate.servers]
+    servers = sum(rate.servers for rate in others)
+    per_minute = sum(rate.per_minute for rate in others)
+    return bool(servers) and loadable.demand.per_minute * servers >= factor * per_minute * loadable.servers
+
+
+def _rank_key(model: bytes, peer: PeerId, *, is_waiting: bool) -> tuple[bool, bytes, PeerId]:
+    """The same order at every peer, another one for every model."""
+    return (not is_waiting, hashlib.blake2b(peer.encode(), key=model, digest_size=8).digest(), peer)
