@@ -17,6 +17,7 @@ from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.wire.generation import FinishReason
+from p2pmesh.wire.token_report import TokenReport
 
 REPLAY_ROWS = 16
 """Rows of a replayed frame: the widest exact call that is ever measured, and little enough for others to get a turn."""
@@ -62,10 +63,11 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class TokensArrived:
-    """The last stage sampled ``tokens`` for positions from ``position`` on."""
+    """The last stage sampled ``tokens`` for positions from ``position`` on, with a report of each if it was asked."""
 
     position: int
     tokens: tuple[int, ...]
+    reports: tuple[TokenReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Emit:
 
     tokens: tuple[int, ...]
     text: str
+    reports: tuple[TokenReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +221,8 @@ class GenerationMachine:
                 return self._on_begin(now)
             case CreditArrived(position):
                 return self._on_credit(position, now)
-            case TokensArrived(position, tokens):
-                return self._on_tokens(position, tokens, now)
+            case TokensArrived():
+                return self._on_tokens(event, now)
             case SequenceFailed(code, text):
                 return self._end(SendCancel(), Fail(code, text))
             case CancelRequested():
@@ -293,31 +296,31 @@ class GenerationMachine:
             return ()  # a token overtook the credit: the wait is for the next token by now
         return self._send_inputs(now)
 
-    def _on_tokens(self, position: int, tokens: tuple[int, ...], now: Micros) -> tuple[Effect, ...]:
+    def _on_tokens(self, event: TokensArrived, now: Micros) -> tuple[Effect, ...]:
+        position, tokens = event.position, event.tokens
         is_due = self._sent == len(self._inputs) and position == len(self._prompt) + self._generated
         if not is_due or len(tokens) != 1:
             return self._broken(f"{len(tokens)} tokens for position {position}, which was not asked for")
-        effects = self._take(tokens[0])
+        effects = self._take(tokens[0], event.reports)
         if self._is_over:
             return (SendEnd(), *effects)
         self._wait(now, self._policy.step_wait_us())
         return (SendDecode(position, tokens[0]), *effects)
 
-    def _take(self, token: int) -> tuple[Effect, ...]:
+    def _take(self, token: int, reports: tuple[TokenReport, ...] = ()) -> tuple[Effect, ...]:
         """What a token gives rise to at the ingress; the machine is over if it was the last one."""
         self._generated += 1
         if token in self._end_tokens:
-            return self._finish(FinishReason.STOP, token, "")
+            return self._finish(FinishReason.STOP, Emit((token,), "", reports))
         step = self._assembler.add(token)
         if step.is_stopped:
-            return self._finish(FinishReason.STOP, token, step.text, is_text_over=True)
-        if self._generated >= self._budget:
-            return self._finish(FinishReason.LENGTH, token, step.text)
-        return (Emit((token,), step.text),)
+            return self._finish(FinishReason.STOP, Emit((token,), step.text, reports), is_text_over=True)
+        last = Emit((token,), step.text, reports)
+        return self._finish(FinishReason.LENGTH, last) if self._generated >= self._budget else (last,)
 
-    def _finish(self, reason: FinishReason, token: int, text: str, *, is_text_over: bool = False) -> tuple[Effect, ...]:
+    def _finish(self, reason: FinishReason, last: Emit, *, is_text_over: bool = False) -> tuple[Effect, ...]:
         rest = "" if is_text_over else self._assembler.finish().text
-        return self._end(Emit((token,), text), Finish(reason, rest, self._generated))
+        return self._end(last, Finish(reason, rest, self._generated))
 
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         if self._deadline is None or now < self._deadline:

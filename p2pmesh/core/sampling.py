@@ -1,12 +1,13 @@
-"""Sampling as a pure function of logits, token history, parameters, choice index and position.
+"""Sampling as a pure function of logits, token history, parameters, choice index and position; log probabilities too.
 
 The order of operations is fixed, since replay and speculation rely on it:
 
-1. penalties, over *generated* tokens only: repeat (a positive logit is divided, another multiplied), then presence
+1. ``logit_bias`` is added, in float64, kept as float32;
+2. penalties, over *generated* tokens only: repeat (a positive logit is divided, another multiplied), then presence
    (once) and frequency (times the count) are subtracted; computed in float64, kept as float32;
-2. temperature 0: the token of the largest logit, the lowest id among equals;
-3. temperature; then top-k, top-p, min-p, each a cut of the tokens ordered by (probability descending, id ascending);
-4. inverse of the cumulative distribution in float64 over that order, at one uniform number.
+3. temperature 0: the token of the largest logit, the lowest id among equals;
+4. temperature; then top-k, top-p, min-p, each a cut of the tokens ordered by (probability descending, id ascending);
+5. inverse of the cumulative distribution in float64 over that order, at one uniform number.
 
 The uniform number is the first output of Philox 4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 SC 2011; numpy's implementation) with key (seed, choice index) and counter (position, 0, 0, 0), its upper 53 bits over
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2pmesh.wire.generation import SamplingParameters
+from p2pmesh.wire.token_report import LEAST_LOGPROB, TokenReport
 
 Logits = NDArray[np.float32]
 
@@ -49,7 +51,7 @@ def sample(
 
     Raises ``ValueError`` when the largest logit is not finite: the engine is broken.
     """
-    penalised = _penalise(logits, history, prompt_tokens, parameters)
+    penalised = _penalise(_bias(logits, parameters), history, prompt_tokens, parameters)
     best = int(np.argmax(penalised))
     largest = float(penalised[best])
     if not math.isfinite(largest):
@@ -66,6 +68,38 @@ def draw_uniform(seed: int, sequence: int, position: int) -> float:
         key=np.array((seed, sequence), dtype=np.uint64), counter=np.array((position, 0, 0, 0), dtype=np.uint64)
     )
     return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def rank_logprobs(logits: Logits, token: int, count: int) -> TokenReport:
+    """Log probability of ``token`` by the logits as the model gave them, and the ``count`` likeliest tokens.
+
+    Ties go to the lower id, as in sampling. Computed in float64; below ``LEAST_LOGPROB`` it is that.
+    """
+    values = logits.astype(np.float64)
+    largest = float(values.max())
+    values -= largest + math.log(float(np.sum(np.exp(values - largest))))
+    count = min(count, len(values))
+    ids = np.empty(0, np.int64)
+    if count:
+        least = np.partition(logits, len(logits) - count)[len(logits) - count]
+        ids = np.flatnonzero(logits >= least)
+        ids = ids[np.argsort(-logits[ids], kind="stable")][:count]
+    return TokenReport(_shown(values[token]), tuple((int(one), _shown(values[one])) for one in ids))
+
+
+def _shown(logprob: float) -> float:
+    return min(0.0, max(LEAST_LOGPROB, float(logprob)))
+
+
+def _bias(logits: Logits, parameters: SamplingParameters) -> Logits:
+    """The logits with what the client adds to some; the same array when there is nothing to do."""
+    pairs = [(token, bias) for token, bias in parameters.logit_bias if token < len(logits)]
+    if not pairs:
+        return logits
+    biased = logits.copy()
+    ids = np.array([token for token, _ in pairs])
+    biased[ids] = (logits[ids].astype(np.float64) + [bias for _, bias in pairs]).astype(np.float32)
+    return biased
 
 
 def _penalise(logits: Logits, history: Sequence[int], prompt_tokens: int, parameters: SamplingParameters) -> Logits:

@@ -14,6 +14,7 @@ from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Ref
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
+from p2pmesh.core.reasoning import opens_reasoning
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.pace import Pace
@@ -131,7 +132,7 @@ class Driver:
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         """Events of one request, ``GenerationStarted`` first; leaving the scope cancels it on every stage."""
-        prompt = await self._tokenize(request.prompt)
+        prompt, is_reasoning = await self._tokenize(request.prompt)
         self._check_length(prompt, self._checked(request.history))
         await self._acquire_lane()
         try:
@@ -141,7 +142,7 @@ class Driver:
             raise
         self._nursery.start_soon(self._run_sequence, sequence)
         try:
-            async with aclosing(self._events(sequence, prompt)) as events:
+            async with aclosing(self._events(sequence, prompt, is_reasoning)) as events:
                 yield events
         finally:
             sequence.cancel()
@@ -171,8 +172,10 @@ class Driver:
             self._watch.end()
             self._watch = None
 
-    async def _events(self, sequence: Sequence, prompt: tuple[int, ...]) -> AsyncGenerator[GenerationEvent, None]:
-        yield GenerationStarted(prompt, self.load.run_id, self.fingerprint, sequence.max_tokens)
+    async def _events(
+        self, sequence: Sequence, prompt: tuple[int, ...], is_reasoning: bool
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        yield GenerationStarted(prompt, self.load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning)
         meter = self._pace.meter(self._clock.now(), sequence.input_tokens)
         async with aclosing(sequence.events()) as events:
             async for event in events:
@@ -197,7 +200,7 @@ class Driver:
             ),
             request.history,
         )
-        start = SequenceStart(request, self.load.run_id, prompt)
+        start = SequenceStart(request, self.load.run_id, prompt, self._vocabulary.pieces)
         sequence = Sequence(start, machine, self._stage.submit, self._clock)
         if sequence.key in self._sequences:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
@@ -217,15 +220,17 @@ class Driver:
         if scope.cancelled_caught:
             raise Refused(ErrorCode.OVERLOADED, f"no lane came free in {QUEUE_TIMEOUT_S:.0f} s; try again later")
 
-    async def _tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+    async def _tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], bool]:
+        """Ids, and whether the prompt ends within a block of reasoning."""
         with trio.move_on_after(TOKENIZE_TIMEOUT_S):
             if prompt.tokens is not None:
-                return self._checked(prompt.tokens)
+                return self._checked(prompt.tokens), False
             if prompt.text is not None:
-                return await self._engine.tokenize(prompt.text, add_special=True, parse_special=True)
+                return await self._engine.tokenize(prompt.text, add_special=True, parse_special=True), False
             assert prompt.messages is not None
-            text = await self._engine.render_chat(prompt.messages)
-            return self._begun_once(await self._engine.tokenize(text, add_special=True, parse_special=True))
+            text = await self._engine.render_chat(prompt.messages, prompt.reasoning_effort)
+            tokens = await self._engine.tokenize(text, add_special=True, parse_special=True)
+            return self._begun_once(tokens), opens_reasoning(text)
         raise Refused(ErrorCode.DEADLINE_EXCEEDED, f"the prompt was not tokenised in {TOKENIZE_TIMEOUT_S:.0f} s")
 
     def _begun_once(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,11 +15,14 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
 from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.wire.control import (
+    BiasEntry,
     Cancel,
+    CandidateEntry,
     Delta,
     Done,
     Finished,
     Generate,
+    LogprobEntry,
     MessageEntry,
     ProbeResult,
     ProbeRun,
@@ -38,6 +41,7 @@ from p2pmesh.wire.generation import (
     GenerationStarted,
     Prompt,
     SamplingParameters,
+    TokenLogprob,
 )
 
 EVENT_TIMEOUT_S = 600.0
@@ -160,10 +164,10 @@ class _Driven:
 
 def _event_of(message: object) -> GenerationEvent:
     match message:
-        case Started(prompt_tokens, run_id, fingerprint, max_tokens):
-            return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens)
-        case Delta(tokens, text):
-            return GenerationDelta(tokens, text)
+        case Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning):
+            return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning)
+        case Delta(tokens, text, logprobs):
+            return GenerationDelta(tokens, text, tuple(_logprob_of(entry) for entry in logprobs))
         case Finished(reason, text, completion_tokens):
             return GenerationFinished(_reason_of(reason), text, completion_tokens)
         case Refusal():
@@ -183,12 +187,22 @@ def _reason_of(text: str) -> FinishReason:
 
 def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
     match event:
-        case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens):
-            return Started(prompt_tokens, run_id, fingerprint, max_tokens)
-        case GenerationDelta(tokens, text):
-            return Delta(tokens, text)
+        case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning):
+            return Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning)
+        case GenerationDelta(tokens, text, logprobs):
+            return Delta(tokens, text, tuple(_logprob_entry(one) for one in logprobs))
         case GenerationFinished(reason, text, completion_tokens):
             return Finished(reason.value, text, completion_tokens)
+
+
+def _logprob_of(entry: LogprobEntry) -> TokenLogprob:
+    top = tuple(TokenLogprob(one.token, one.piece, one.logprob) for one in entry.top)
+    return TokenLogprob(entry.token, entry.piece, entry.logprob, top)
+
+
+def _logprob_entry(one: TokenLogprob) -> LogprobEntry:
+    top = tuple(CandidateEntry(likely.token, likely.piece, likely.logprob) for likely in one.top)
+    return LogprobEntry(one.token, one.piece, one.logprob, top)
 
 
 def request_of(asked: Generate) -> GenerationRequest:
@@ -199,15 +213,17 @@ def request_of(asked: Generate) -> GenerationRequest:
     return GenerationRequest(
         asked.request_id,
         asked.model,
-        Prompt(messages, asked.text, asked.tokens),
+        Prompt(messages, asked.text, asked.tokens, asked.reasoning_effort),
         SamplingParameters(
             sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.presence_penalty,
             sampling.frequency_penalty, sampling.repeat_penalty, sampling.seed,
+            tuple((entry.token, entry.bias) for entry in sampling.logit_bias),
         ),
         asked.stop,
         asked.max_tokens,
         asked.sequence,
         asked.history,
+        asked.top_logprobs,
     )  # fmt: skip
 
 
@@ -220,6 +236,7 @@ def _generate_of(request: GenerationRequest) -> Generate:
         SamplingEntry(
             sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.presence_penalty,
             sampling.frequency_penalty, sampling.repeat_penalty, sampling.seed,
+            tuple(BiasEntry(token, bias) for token, bias in sampling.logit_bias),
         ),
         None if messages is None else tuple(MessageEntry(message.role, message.content) for message in messages),
         request.prompt.text,
@@ -228,4 +245,6 @@ def _generate_of(request: GenerationRequest) -> Generate:
         request.max_tokens,
         request.sequence,
         request.history,
+        request.top_logprobs,
+        request.prompt.reasoning_effort,
     )  # fmt: skip

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core import generation
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.clock import Clock
 from p2pmesh.wire.begin import Begin, encode_begin
-from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationFinished, GenerationRequest
+from p2pmesh.wire.generation import (
+    GenerationDelta,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    TokenLogprob,
+)
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, decode_error
+from p2pmesh.wire.token_report import TokenReport, decode_reports
 
 EVENT_CAPACITY = 64
 CANCEL_TIMEOUT_S = 5.0
@@ -60,6 +67,7 @@ class SequenceStart:
     request: GenerationRequest
     run_id: bytes
     prompt: tuple[int, ...]
+    pieces: tuple[bytes, ...] = ()
 
 
 class Sequence:
@@ -99,20 +107,34 @@ class Sequence:
 
     async def deliver(self, frame: StageFrame) -> None:
         """A TOKEN, CREDIT or ERROR of this sequence; one that floods us fails."""
+        event: generation.Event
         match frame.kind:
             case FrameKind.TOKEN:
-                event: generation.Event = generation.TokensArrived(frame.position, frame.tokens)
+                event = self._tokens_of(frame)
             case FrameKind.CREDIT:
                 event = generation.CreditArrived(frame.position)
             case _:
                 event = _failure_of(frame)
         try:
-            if frame.kind is FrameKind.TOKEN and self._output.statistics().current_buffer_used < OUTPUT_CAPACITY // 2:
+            if (
+                isinstance(event, generation.TokensArrived)
+                and self._output.statistics().current_buffer_used < OUTPUT_CAPACITY // 2
+            ):
                 await self._take_token(event)
             else:
                 self._runner.post(event)
         except trio.WouldBlock:
             self.fail(ErrorCode.CREDIT_EXCEEDED, "the last stage sends more than it was asked for")
+
+    def _tokens_of(self, frame: StageFrame) -> generation.Event:
+        asked = self._start.request.top_logprobs
+        if asked is None and not len(frame.body):
+            return generation.TokensArrived(frame.position, frame.tokens)
+        try:
+            reports = decode_reports(frame.body, 0 if asked is None else len(frame.tokens), asked or 0)
+        except RemoteProtocolError as error:
+            return generation.SequenceFailed(error.code, error.message)
+        return generation.TokensArrived(frame.position, frame.tokens, reports)
 
     async def _take_token(self, event: generation.Event) -> None:
         """In the task that read it: the next step must not wait for another task's turn."""
@@ -181,15 +203,16 @@ class Sequence:
         match effect:
             case generation.SendDecode(position, token):
                 await self._submit(self._frame(FrameKind.DECODE, position, (token,)))
-            case generation.Emit(tokens, text):
-                await self._output.send(GenerationDelta(tokens, text))
+            case generation.Emit(tokens, text, reports):
+                await self._output.send(GenerationDelta(tokens, text, self._named(tokens, reports)))
             case generation.SendPrefill(position, tokens, is_last):
                 flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
                 await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags))
             case generation.SendReplay(position, tokens):
                 await self._submit(self._frame(FrameKind.DECODE, position, tokens, FrameFlag.REPLAY))
             case generation.SendBegin():
-                body = encode_begin(Begin(self._start.request.sampling, len(self._start.prompt)))
+                request = self._start.request
+                body = encode_begin(Begin(request.sampling, len(self._start.prompt), request.top_logprobs))
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))
             case generation.SendEnd():
                 await self._submit_last(FrameKind.END)
@@ -199,6 +222,24 @@ class Sequence:
                 await self._output.send(GenerationFinished(reason, text, completion_tokens))
             case generation.Fail(code, text):
                 await self._output.send(Refused(code, text))
+
+    def _named(self, tokens: tuple[int, ...], reports: tuple[TokenReport, ...]) -> tuple[TokenLogprob, ...]:
+        """Reports with the tokens' bytes."""
+        if not reports:
+            return ()
+        return tuple(
+            TokenLogprob(
+                token,
+                self._piece(token),
+                report.logprob,
+                tuple(TokenLogprob(likely, self._piece(likely), logprob) for likely, logprob in report.top),
+            )
+            for token, report in zip(tokens, reports, strict=True)
+        )
+
+    def _piece(self, token: int) -> bytes:
+        pieces = self._start.pieces
+        return pieces[token] if token < len(pieces) else b""
 
     def _frame(
         self,

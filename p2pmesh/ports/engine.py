@@ -75,8 +75,11 @@ class Engine(Protocol):
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """Token ids; first stage only."""
 
-    async def render_chat(self, messages: tuple[ChatMessage, ...]) -> str:
-        """The model's own chat template over the messages, with the generation prompt; ``Refused(REQUEST_INVALID)``."""
+    async def render_chat(self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "") -> str:
+        """The model's own chat template over the messages, with the generation prompt; ``Refused(REQUEST_INVALID)``.
+
+        ``reasoning_effort`` "" leaves it to the template's default; one that knows none of it is not changed by it.
+        """
 
     async def pieces(self) -> tuple[bytes, ...]:
         """The bytes of every token of the vocabulary, by id; control tokens are empty. First stage only."""

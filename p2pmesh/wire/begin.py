@@ -1,17 +1,19 @@
 """The body of a BEGIN frame: sampling parameters and prompt length, bytes <-> ``Begin``.
 
 A msgpack map. Every field is required, unknown ones are left out, ranges are those of ``SamplingParameters``.
+``logit_bias`` is a string of pairs, id as i32 and bias as f64; ``top_logprobs`` is nil where nothing is asked for.
 Normative text: ``protocols/skippy-stage-2.md``.
 """
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES
-from p2pmesh.wire.generation import SamplingParameters
+from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES, MAX_LOGIT_BIAS
+from p2pmesh.wire.generation import SamplingParameters, check_top_logprobs
 from p2pmesh.wire.stage import MAX_POSITION
 
 _MAX_FIELDS = 64
@@ -19,20 +21,28 @@ _MAX_NAME_BYTES = 64
 _REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 _INTEGERS = ("top_k", "seed")
 _PROMPT_TOKENS = "prompt_tokens"
+_TOP_LOGPROBS = "top_logprobs"
+_LOGIT_BIAS = "logit_bias"
+_BIAS = struct.Struct("<id")
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What every stage learns of a sequence before its first row. ``prompt_tokens`` counts the prompt's ids."""
+    """What every stage learns of a sequence before its first row. ``prompt_tokens`` counts the prompt's ids.
+
+    ``top_logprobs``: the last stage tells each token's log probability and so many likeliest ones; None: it does not.
+    """
 
     parameters: SamplingParameters
     prompt_tokens: int
+    top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_tokens <= MAX_POSITION:
             raise RemoteProtocolError(
                 ErrorCode.REQUEST_INVALID, f"prompt_tokens must be 1 to {MAX_POSITION}, not {self.prompt_tokens}"
             )
+        check_top_logprobs(self.top_logprobs)
 
 
 def encode_begin(begin: Begin) -> bytes:
@@ -40,6 +50,8 @@ def encode_begin(begin: Begin) -> bytes:
     fields: dict[str, Any] = {name: float(getattr(begin.parameters, name)) for name in _REALS}
     fields |= {name: getattr(begin.parameters, name) for name in _INTEGERS}
     fields[_PROMPT_TOKENS] = begin.prompt_tokens
+    fields[_TOP_LOGPROBS] = begin.top_logprobs
+    fields[_LOGIT_BIAS] = b"".join(_BIAS.pack(token, bias) for token, bias in begin.parameters.logit_bias)
     packed: bytes = msgpack.packb(fields)
     return packed
 
@@ -53,8 +65,10 @@ def decode_begin(body: bytes | memoryview) -> Begin:
         **{name: _real(fields, name) for name in _REALS},
         top_k=_integer(fields, "top_k"),
         seed=_integer(fields, "seed"),
+        logit_bias=_bias(fields),
     )
-    return Begin(parameters, _integer(fields, _PROMPT_TOKENS))
+    top_logprobs = None if fields.get(_TOP_LOGPROBS, 0) is None else _integer(fields, _TOP_LOGPROBS)
+    return Begin(parameters, _integer(fields, _PROMPT_TOKENS), top_logprobs)
 
 
 def _unpack(body: bytes | memoryview) -> dict[str, object]:
@@ -66,7 +80,7 @@ def _unpack(body: bytes | memoryview) -> dict[str, object]:
             max_array_len=0,
             max_ext_len=0,
             max_str_len=_MAX_NAME_BYTES,
-            max_bin_len=0,
+            max_bin_len=MAX_LOGIT_BIAS * _BIAS.size,
         )
     except (ValueError, msgpack.UnpackException) as error:
         raise _malformed(str(error) or type(error).__name__) from None
@@ -87,6 +101,13 @@ def _integer(fields: dict[str, object], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _malformed(f"{name} is no integer")
     return value
+
+
+def _bias(fields: dict[str, object]) -> tuple[tuple[int, float], ...]:
+    value = fields.get(_LOGIT_BIAS)
+    if not isinstance(value, bytes) or len(value) % _BIAS.size:
+        raise _malformed(f"{_LOGIT_BIAS} is no string of pairs")
+    return tuple(_BIAS.iter_unpack(value))
 
 
 def _malformed(what: str) -> RemoteProtocolError:

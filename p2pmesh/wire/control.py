@@ -29,11 +29,14 @@ from p2pmesh.base.limits import (
     MAX_LINK_CHUNK_BYTES,
     MAX_LINK_PROBE_BYTES,
     MAX_LIVENESS_RECORD_BYTES,
+    MAX_LOGIT_BIAS,
     MAX_NAME_BYTES,
     MAX_PASS_BYTES,
     MAX_PASSES,
+    MAX_PIECE_TEXT_BYTES,
     MAX_PROMPT_TOKENS,
     MAX_REASON_BYTES,
+    MAX_REASONING_EFFORT_BYTES,
     MAX_REVOCATION_BYTES,
     MAX_ROUTE_ENTRIES,
     MAX_SEQUENCE,
@@ -43,6 +46,7 @@ from p2pmesh.base.limits import (
     MAX_STOP_SEQUENCES,
     MAX_TERM,
     MAX_TEXT_BYTES,
+    MAX_TOP_LOGPROBS,
     MAX_TWIN_ANNOUNCEMENTS,
     MAX_VARINT_BYTES,
     MIN_LEASE_MS,
@@ -59,6 +63,7 @@ from p2pmesh.wire.schema import (
     Optional,
     Real,
     Record,
+    Row,
     Text,
     checked_map,
     declared,
@@ -423,6 +428,14 @@ class MessageEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class BiasEntry:
+    """What is added to the logit of a token."""
+
+    token: int = declared(_TOKEN)
+    bias: float = declared(Real())
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingEntry:
     """Fields of ``SamplingParameters``, whose own ranges apply on top."""
 
@@ -434,6 +447,7 @@ class SamplingEntry:
     frequency_penalty: float = declared(Real())
     repeat_penalty: float = declared(Real())
     seed: int = declared(Integer(0, MAX_SEED))
+    logit_bias: tuple[BiasEntry, ...] = declared(ListOf(Row(BiasEntry), MAX_LOGIT_BIAS), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +466,8 @@ class Generate:
     max_tokens: int | None = declared(Optional(Integer(1, 2**31 - 1)), None)
     sequence: int = declared(Integer(0, MAX_SEQUENCE), 0)
     history: tuple[int, ...] = declared(ListOf(_TOKEN, MAX_PROMPT_TOKENS), ())
+    top_logprobs: int | None = declared(Optional(Integer(0, MAX_TOP_LOGPROBS)), None)
+    reasoning_effort: str = declared(Text(MAX_REASONING_EFFORT_BYTES), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +478,26 @@ class Started:
     run_id: bytes = declared(_ID)
     fingerprint: str = declared(Text(128))
     max_tokens: int = declared(Integer(0, 2**31 - 1))
+    is_reasoning: bool = declared(Boolean(), False)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateEntry:
+    """A token that was likely where another stands."""
+
+    token: int = declared(_TOKEN)
+    piece: bytes = declared(Bytes(0, MAX_PIECE_TEXT_BYTES))
+    logprob: float = declared(Real())
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobEntry:
+    """``TokenLogprob``: of the token, and of the likeliest at its position."""
+
+    token: int = declared(_TOKEN)
+    piece: bytes = declared(Bytes(0, MAX_PIECE_TEXT_BYTES))
+    logprob: float = declared(Real())
+    top: tuple[CandidateEntry, ...] = declared(ListOf(Row(CandidateEntry), MAX_TOP_LOGPROBS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,6 +506,7 @@ class Delta:
 
     tokens: tuple[int, ...] = declared(ListOf(_TOKEN, 1024))
     text: str = declared(Text(MAX_TEXT_BYTES))
+    logprobs: tuple[LogprobEntry, ...] = declared(ListOf(Row(LogprobEntry), 1024), ())
 
 
 @dataclass(frozen=True, slots=True)

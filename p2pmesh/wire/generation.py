@@ -6,10 +6,13 @@ are only the shapes and their checks; the machines that use them live in ``core`
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.limits import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 MAX_SEED = 2**64 - 1
+MAX_BIAS = 100.0
 
 
 class FinishReason(StrEnum):
@@ -25,6 +28,7 @@ class SamplingParameters:
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the filter off. The presence and
     frequency penalties count generated tokens only; ``repeat_penalty`` 1 is off and counts generated tokens too.
+    ``logit_bias`` holds (token id, what is added to its logit), by ascending id.
     """
 
     temperature: float = 1.0
@@ -35,6 +39,7 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     repeat_penalty: float = 1.0
     seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         checks = (
@@ -52,6 +57,20 @@ class SamplingParameters:
                 raise RemoteProtocolError(
                     ErrorCode.REQUEST_INVALID, f"{name} must be {allowed}, not {getattr(self, name)!r}"
                 )
+        if self.logit_bias:
+            self._check_bias()
+
+    def _check_bias(self) -> None:
+        ids = [token for token, _ in self.logit_bias]
+        problem = None
+        if len(ids) > MAX_LOGIT_BIAS:
+            problem = f"may hold {MAX_LOGIT_BIAS} tokens, not {len(ids)}"
+        elif ids[0] < 0 or any(first >= second for first, second in pairwise(ids)):
+            problem = "must hold each token id once, ascending"
+        elif not all(-MAX_BIAS <= bias <= MAX_BIAS for _, bias in self.logit_bias):
+            problem = f"must hold values of -{MAX_BIAS:.0f} to {MAX_BIAS:.0f}"
+        if problem is not None:
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"logit_bias {problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +83,15 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Exactly one of the three is set: a conversation (rendered with the model's template), text, or token ids."""
+    """Exactly one of the first three is set: a conversation (for the model's template), text, or token ids.
+
+    ``reasoning_effort`` is for the template; "" leaves it to the template's own default.
+    """
 
     messages: tuple[ChatMessage, ...] | None = None
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    reasoning_effort: str = ""
 
     def __post_init__(self) -> None:
         given = sum(part is not None for part in (self.messages, self.text, self.tokens))
@@ -81,7 +104,8 @@ class GenerationRequest:
     """What an ingress asks of a driver.
 
     ``max_tokens`` None means: to the end of the context. ``sequence`` is the choice index. ``history`` holds tokens of
-    the answer that were given out before a loss; the generation goes on after them.
+    the answer that were given out before a loss; the generation goes on after them. ``top_logprobs`` asks for the log
+    probability of every token and of so many likeliest ones beside it, None for none.
     """
 
     request_id: bytes
@@ -92,6 +116,30 @@ class GenerationRequest:
     max_tokens: int | None = None
     sequence: int = 0
     history: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_top_logprobs(self.top_logprobs)
+
+
+def check_top_logprobs(count: int | None) -> None:
+    """``REQUEST_INVALID`` for more than are ever told."""
+    if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"top_logprobs must be 0 to {MAX_TOP_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability by the model alone, before bias, penalties, temperature and cuts.
+
+    ``piece`` is the token's bytes, none of a control token. ``top`` are the likeliest tokens at its position, the
+    likeliest first, each without a ``top`` of its own.
+    """
+
+    token: int
+    piece: bytes
+    logprob: float
+    top: tuple["TokenLogprob", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +147,26 @@ class GenerationStarted:
     """The driver has tokenised and admitted the request: the journal's head (prompt ids) and the route.
 
     Runs of equal ``fingerprint`` give equal bits. ``max_tokens`` is what the answer may hold at most, here.
+    ``is_reasoning``: the template has opened a block of reasoning already, the answer begins inside it.
     """
 
     prompt_tokens: tuple[int, ...]
     run_id: bytes
     fingerprint: str
     max_tokens: int
+    is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDelta:
-    """Tokens as they arise. ``text`` is complete UTF-8 and may lag behind or be empty; ``tokens`` never lag."""
+    """Tokens as they arise. ``text`` is complete UTF-8 and may lag behind or be empty; ``tokens`` never lag.
+
+    ``logprobs`` is as long as ``tokens`` where it was asked for.
+    """
 
     tokens: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ order, is decided in ``core`` and ``node``; what an activation's bytes mean, in 
 ``protocols/skippy-stage-2.md``.
 
 A frame on a stream is ``u32 length`` (little-endian, of what follows) and then ``length`` bytes: the fixed header of
-``HEADER_BYTES``, the token ids, the body. The body is an activation (``ROWS`` kinds), a msgpack map (``BEGIN``), or
-UTF-8 text (``ERROR``).
+``HEADER_BYTES``, the token ids, the body. The body is an activation (``ROWS`` kinds), a msgpack map (``BEGIN``),
+log probabilities (``TOKEN``, see ``wire.token_report``), or UTF-8 text (``ERROR``).
 """
 
 import struct
@@ -22,6 +22,7 @@ from p2pmesh.base.limits import (
     MAX_BEGIN_BODY_BYTES,
     MAX_ERROR_TEXT_BYTES,
     MAX_HIDDEN_SIZE,
+    MAX_REPORT_BODY_BYTES,
     MAX_SEQUENCE,
     MAX_STAGE_BODY_BYTES,
     MAX_STAGES,
@@ -72,7 +73,11 @@ _FLAGS_ALLOWED = {
     FrameKind.PREFILL: int(FrameFlag.SAMPLE | FrameFlag.WIDENED),
     FrameKind.DECODE: int(FrameFlag.WIDENED | FrameFlag.REPLAY),
 }
-_BODY_CAPS = {FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES, FrameKind.ERROR: MAX_ERROR_TEXT_BYTES}
+_BODY_CAPS = {
+    FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES,
+    FrameKind.TOKEN: MAX_REPORT_BODY_BYTES,
+    FrameKind.ERROR: MAX_ERROR_TEXT_BYTES,
+}
 # Calling an enum class costs several times a table; these three stand in the path of every decoded token.
 _KINDS = {int(kind): kind for kind in FrameKind}
 _DTYPES = {int(dtype): dtype for dtype in WireDtype}

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pmesh.core.sampling import draw_uniform, sample
+from p2pmesh.core.sampling import draw_uniform, rank_logprobs, sample
 from p2pmesh.wire.generation import SamplingParameters
+from p2pmesh.wire.token_report import LEAST_LOGPROB
 
 # first outputs of numpy's Philox for the keys and counters below
 PHILOX_ZERO = 0.011546754286331562
@@ -147,3 +148,38 @@ def test_a_flat_vocabulary_is_drawn_from_whole():
     drawn = [sample(logits, [], 0, SamplingParameters(seed=1), 0, position) for position in range(60)]
     assert max(drawn) > 4000
     assert min(drawn) < 1000
+
+
+def test_a_bias_forces_and_forbids_a_token_and_leaves_the_logits_alone():
+    logits = logits_of(0, 3, 1, 2)
+    assert sample(logits, [], 0, SamplingParameters(temperature=0.0, logit_bias=((2, 100.0),)), 0, 0) == 2
+    assert sample(logits, [], 0, SamplingParameters(temperature=0.0, logit_bias=((1, -100.0),)), 0, 0) == 3
+    assert logits.tolist() == [0, 3, 1, 2]
+
+
+def test_a_bias_beyond_the_vocabulary_changes_nothing():
+    logits = logits_of(0, 3, 1)
+    assert sample(logits, [], 0, SamplingParameters(temperature=0.0, logit_bias=((7, 100.0),)), 0, 0) == 1
+
+
+def test_penalties_apply_to_the_biased_logits():
+    parameters = SamplingParameters(temperature=0.0, presence_penalty=1.0, logit_bias=((0, 3.5),))
+    assert sample(logits_of(0, 3, 1), [0], 0, parameters, 0, 1) == 1
+    assert sample(logits_of(0, 3, 1), [0], 1, parameters, 0, 1) == 0
+
+
+@given(st.lists(st.floats(-60, 60, width=32), min_size=1, max_size=40), st.integers(0, 20), st.data())
+def test_log_probabilities_are_those_of_a_softmax(values, count, data):
+    token = data.draw(st.integers(0, len(values) - 1))
+    report = rank_logprobs(np.array(values, np.float32), token, count)
+    weights = np.exp(np.array(values, np.float64))
+    expected = np.log(weights / weights.sum())
+    assert report.logprob == pytest.approx(expected[token], abs=1e-9)
+    order = sorted(range(len(values)), key=lambda one: (-values[one], one))[:count]
+    assert [one for one, _ in report.top] == order
+    assert [logprob for _, logprob in report.top] == pytest.approx(list(expected[order]), abs=1e-9)
+    assert all(LEAST_LOGPROB <= logprob <= 0 for _, logprob in report.top)
+
+
+def test_a_forbidden_token_has_the_least_log_probability():
+    assert rank_logprobs(logits_of(0, -np.inf), 1, 2).top == ((0, 0.0), (1, LEAST_LOGPROB))

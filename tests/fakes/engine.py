@@ -17,6 +17,7 @@ from p2pmesh.ports.engine import EngineFacts, EngineSpec, TakeFrame
 from p2pmesh.wire.begin import decode_begin
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_activation, error_frame
+from p2pmesh.wire.token_report import TokenReport, encode_reports
 
 HIDDEN_SIZE = 4
 TEXT_TOKENS = 256
@@ -37,6 +38,11 @@ def next_token(history: Sequence[int], parameters: SamplingParameters) -> int:
     return ord("a") + digest[0] % 26
 
 
+def report_of(token: int, position: int, top_logprobs: int) -> TokenReport:
+    """What is told beside a token: values that name its position."""
+    return TokenReport(-position / 1024, tuple((token + index, -index / 4) for index in range(top_logprobs)))
+
+
 def expected_tokens(prompt: Sequence[int], count: int, parameters: SamplingParameters) -> list[int]:
     """What any pipeline must answer."""
     history = list(prompt)
@@ -48,6 +54,7 @@ def expected_tokens(prompt: Sequence[int], count: int, parameters: SamplingParam
 @dataclass
 class _Sequence:
     parameters: SamplingParameters
+    top_logprobs: int | None = None
     history: list[int] = field(default_factory=list)
 
 
@@ -117,7 +124,7 @@ class FakeEngine:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         return (BEGINNING_TOKEN,) * add_special + tuple(text.encode())
 
-    async def render_chat(self, messages: tuple[ChatMessage, ...]) -> str:
+    async def render_chat(self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "") -> str:
         return "".join(f"[{message.role}]{message.content}\n" for message in messages)
 
     async def pieces(self) -> tuple[bytes, ...]:
@@ -131,7 +138,8 @@ class FakeEngine:
     def _take(self, frame: StageFrame) -> None:
         key = (frame.request_id, frame.sequence)
         if frame.kind is FrameKind.BEGIN:
-            self._sequences[key] = _Sequence(decode_begin(frame.body).parameters)
+            begin = decode_begin(frame.body)
+            self._sequences[key] = _Sequence(begin.parameters, begin.top_logprobs)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
             self._sequences.pop(key, None)
         elif frame.kind in _ROWS and key in self._sequences:
@@ -171,10 +179,19 @@ class FakeEngine:
         if frame.kind is FrameKind.PREFILL or is_replay:
             self._say(frame, FrameKind.CREDIT, end)
         if (frame.kind is FrameKind.DECODE and not is_replay) or frame.flags & FrameFlag.SAMPLE:
-            self._say(frame, FrameKind.TOKEN, end, (next_token(sequence.history, sequence.parameters),))
+            token = next_token(sequence.history, sequence.parameters)
+            body = (
+                b""
+                if sequence.top_logprobs is None
+                else encode_reports((report_of(token, end, sequence.top_logprobs),))
+            )
+            self._say(frame, FrameKind.TOKEN, end, (token,), body)
 
-    def _say(self, cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = ()) -> None:
-        self._out.send_nowait(StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position, tokens))
+    def _say(
+        self, cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = (), body: bytes = b""
+    ) -> None:
+        frame = StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position, tokens, body=body)
+        self._out.send_nowait(frame)
 
 
 class FakeLauncher:

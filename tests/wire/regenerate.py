@@ -14,7 +14,17 @@ import msgpack
 import numpy as np
 
 from p2pmesh.base.limits import CLOCK_SKEW_MS
-from p2pmesh.wire import announcement, begin, control, generation, invite, membership_pass, revocation, stage
+from p2pmesh.wire import (
+    announcement,
+    begin,
+    control,
+    generation,
+    invite,
+    membership_pass,
+    revocation,
+    stage,
+    token_report,
+)
 from p2pmesh.wire.schema import pack, to_map
 from tests.wire import liveness_vectors, vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour, sealing
@@ -371,7 +381,8 @@ def control_messages() -> list[tuple[str, Any]]:
         control.StageEntry(FOUNDER.peer_id, 0, 15, ADDRESSES),
         control.StageEntry(JOINER.peer_id, 15, 30, ADDRESSES),
     )
-    sampling = control.SamplingEntry(0.7, 40, 0.95, 0.05, 0.5, -0.5, 1.1, generation.MAX_SEED)
+    sampling = control.SamplingEntry(0.7, 40, 0.95, 0.05, 0.5, -0.5, 1.1, generation.MAX_SEED,
+                                     (control.BiasEntry(3, -100.0), control.BiasEntry(9, 2.5)))  # fmt: skip
     greedy = control.SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
     chat = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
     return [
@@ -424,12 +435,16 @@ def control_messages() -> list[tuple[str, Any]]:
         ("farewell", control.Farewell(b"leaving")),
         ("parting", control.Parting()),
         ("generate from a chat", control.Generate(REQUEST_ID, "smollm2-135m", sampling, messages=chat,
-                                                  stop=("\n\n", "END"), max_tokens=64, sequence=1)),
+                                                  stop=("\n\n", "END"), max_tokens=64, sequence=1, top_logprobs=20,
+                                                  reasoning_effort="low")),
         ("generate from text", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once")),
         ("generate from tokens", control.Generate(REQUEST_ID, "smollm2-135m", greedy, tokens=(1, 2, 2**31 - 1))),
         ("generate after a loss", control.Generate(REQUEST_ID, "smollm2-135m", sampling, tokens=(1, 2), max_tokens=9,
                                                    history=(7, 2**31 - 1))),
         ("started", control.Started((1, 4093, 198), RUN_ID, "b9200-avx2-t2-f16", 4093)),
+        ("started within reasoning", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 9, True)),
+        ("delta with log probabilities", control.Delta((7,), "", (control.LogprobEntry(7, b"\xf0\x9f", -0.5, (
+            control.CandidateEntry(7, b"\xf0\x9f", -0.5), control.CandidateEntry(9, b"", -9999.0))),))),
         ("delta", control.Delta((3575, 198), " world\n")),
         ("delta whose text lags", control.Delta((240,), "")),
         ("finished", control.Finished("stop", "", 17)),
@@ -803,6 +818,10 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
     rows = np.asarray([[0.5, -1.0, 2.0, 65504.0], [0.0, -0.0, 6e-8, 1.0]], dtype="<f4")
     wide = rows_of_width(73, 2)
     body = begin.encode_begin(begin.Begin(generation.SamplingParameters(temperature=0.7, top_k=40, seed=7), 600))
+    asking = begin.encode_begin(
+        begin.Begin(generation.SamplingParameters(logit_bias=((3, -100.0), (9, 2.5))), 600, top_logprobs=20)
+    )
+    told = token_report.encode_reports((token_report.TokenReport(-0.5, ((44, -0.5), (9, -9999.0))),))
     make = stage.StageFrame
     return [
         ("open by stage 1", make(kinds.OPEN, zero, RUN_ID, position=1)),
@@ -810,6 +829,7 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         ("return_open", make(kinds.RETURN_OPEN, zero, RUN_ID)),
         ("begin", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=body)),
         ("begin of choice 127", make(kinds.BEGIN, REQUEST_ID, RUN_ID, 127, body=body)),
+        ("begin that asks for log probabilities", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=asking)),
         ("prefill to the first stage", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 0, 0, (1, 2, 3))),
         ("prefill in f32", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 0, 256, (9, 10), 4, dtypes.F32,
                                 body=rows.tobytes())),
@@ -827,6 +847,7 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         *[(f"prefill in {dtype.label}", activation_frame(kinds.PREFILL, wide, dtype)) for dtype in _NEW],
         ("decode at the last position", make(kinds.DECODE, REQUEST_ID, RUN_ID, 0, 2**31 - 2, (2**31 - 1,))),
         ("token", make(kinds.TOKEN, REQUEST_ID, RUN_ID, 0, 602, (44,))),
+        ("token with log probabilities", make(kinds.TOKEN, REQUEST_ID, RUN_ID, 0, 602, (44,), body=told)),
         ("credit", make(kinds.CREDIT, REQUEST_ID, RUN_ID, 0, 256)),
         ("error", stage.error_frame(make(kinds.DECODE, REQUEST_ID, RUN_ID, 3), stage.ErrorCode.ENGINE_CRASHED,
                                     "the engine of stage 1 died of SIGILL")),
@@ -921,7 +942,7 @@ BROKEN_FRAMES: list[tuple[str, str, Callable[[bytes], bytes], str]] = [
     ("WIDENED on q8-outlier", "decode in q8-outlier", set_bytes(7, b"\2"), "frame_flags_invalid"),
     ("q8-row on token", "token", set_bytes(6, b"\4"), "frame_dtype_invalid"),
     ("body after end", "end", relength(lambda data: data + b"\0"), "frame_length_invalid"),
-    ("body after token", "token", relength(lambda data: data + b"\0\0\0\0"), "frame_length_invalid"),
+    ("body after credit", "credit", relength(lambda data: data + b"\0\0\0\0"), "frame_length_invalid"),
     ("token ids cut", "token", relength(lambda data: data[:-1]), "frame_length_invalid"),
     ("error text of 513 bytes", "error", relength(lambda data: data[:60] + b"e" * 513), "frame_length_invalid"),
     ("negative token id", "token", set_bytes(64, b"\xff\xff\xff\xff"), "frame_value_invalid"),
@@ -941,11 +962,35 @@ def broken_begins() -> list[tuple[str, Case | bytes, str]]:
         ("begin with top_p 0", {"top_p": 0.0}, "request_invalid"),
         ("begin with a negative top_k", {"top_k": -1}, "request_invalid"),
         ("begin with a negative seed", {"seed": -1}, "request_invalid"),
+        ("begin without a bias", {"logit_bias": ...}, "message_malformed"),
+        ("begin without a count of log probabilities", {"top_logprobs": ...}, "message_malformed"),
+        ("begin with 21 log probabilities", {"top_logprobs": 21}, "request_invalid"),
+        ("begin with a bias of 11 bytes", {"logit_bias": bytes(11)}, "message_malformed"),
+        ("begin with a bias of 101", {"logit_bias": struct.pack("<id", 3, 101.0)}, "request_invalid"),
+        ("begin with a NaN bias", {"logit_bias": struct.pack("<id", 3, float("nan"))}, "request_invalid"),
+        ("begin with two biases of a token", {"logit_bias": 2 * struct.pack("<id", 3, 1.0)}, "request_invalid"),
+        ("begin with a bias of a negative token", {"logit_bias": struct.pack("<id", -3, 1.0)}, "request_invalid"),
+        ("begin with 1025 biases", {"logit_bias": bytes(12 * 1025)}, "message_malformed"),
         ("begin with a prompt of no tokens", {"prompt_tokens": 0}, "request_invalid"),
         ("begin with an empty body", b"", "message_malformed"),
         ("begin with a list", b"\x93\x01\x02\x03", "message_malformed"),
         ("begin with text that is not UTF-8", b"\x81\xa1\xff\x01", "message_malformed"),
         ("begin with a map of 2^32 - 1 pairs declared", b"\xdf\xff\xff\xff\xff", "message_malformed"),
+    ]
+
+
+def broken_reports() -> list[tuple[str, bytes]]:
+    """Bodies of a TOKEN of one token, where two candidates were asked for."""
+    head, pair = struct.Struct("<fB"), struct.Struct("<if")
+    return [
+        ("token whose report ends early", head.pack(-1.0, 0)[:4]),
+        ("token whose candidates end early", head.pack(-1.0, 2) + pair.pack(7, -1.0)),
+        ("token whose report goes on after its end", head.pack(-1.0, 0) + b"\0"),
+        ("token with more candidates than asked for", head.pack(-1.0, 3) + 3 * pair.pack(7, -1.0)),
+        ("token with a log probability above 0", head.pack(0.5, 0)),
+        ("token with a NaN log probability", head.pack(float("nan"), 0)),
+        ("token with a log probability of minus infinity", head.pack(float("-inf"), 0)),
+        ("token with a candidate of a negative id", head.pack(-1.0, 1) + pair.pack(-7, -1.0)),
     ]
 
 
@@ -964,6 +1009,8 @@ def stage_document() -> Case:
         case = {"name": name, "bytes": stage.encode_frame(frame).hex(), "value": vectors.frame_to_json(frame)}
         if frame.kind is stage.FrameKind.BEGIN:
             case["begin"] = vectors.to_json(begin.decode_begin(frame.body))
+        if frame.kind is stage.FrameKind.TOKEN and frame.body:
+            case["reports"] = vectors.to_json(token_report.decode_reports(frame.body, len(frame.tokens), 20))
         if frame.kind is stage.FrameKind.ERROR:
             code, text = stage.decode_error(frame)
             case["failure"] = {"code": code.value, "text": text}
@@ -976,9 +1023,16 @@ def stage_document() -> Case:
     invalid += [
         {"name": name, "bytes": begin_bytes(change).hex(), "error": error} for name, change, error in broken_begins()
     ]
+    for name, body in broken_reports():
+        frame = replace(dict(frames())["token"], body=body)
+        invalid.append(
+            {"name": name, "bytes": stage.encode_frame(frame).hex(), "top_logprobs": 2, "error": "frame_value_invalid"}
+        )
     head = encoded["begin"][4:64]
     long_begin = [[(u32(60 + 65537) + head).hex(), 1], ["c0", 65537]]
     invalid.append({"name": "begin body of 65537 bytes", "parts": long_begin, "error": "frame_length_invalid"})
+    long_token = [[(u32(64 + 524_289) + encoded["token"][4:]).hex(), 1], ["00", 524_289]]
+    invalid.append({"name": "token body of 524289 bytes", "parts": long_token, "error": "frame_length_invalid"})
     return {"protocol": "/skippy-stage/2", "valid": valid, "invalid": invalid}
 
 

@@ -22,6 +22,13 @@ def test_round_trip(temperature, top_k, penalty, seed, prompt_tokens):
     assert decode_begin(encode_begin(Begin(parameters, prompt_tokens))) == Begin(parameters, prompt_tokens)
 
 
+@given(st.none() | st.integers(0, 20), st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=1024))
+def test_round_trip_of_what_is_told_and_added(top_logprobs, biases):
+    parameters = SamplingParameters(logit_bias=tuple(sorted(biases.items())))
+    begin = Begin(parameters, 1, top_logprobs)
+    assert decode_begin(encode_begin(begin)) == begin
+
+
 def test_unknown_fields_are_left_out():
     assert decode_begin(msgpack.packb(GOOD | {"later": 1})) == Begin(SamplingParameters(), 3)
 
@@ -38,6 +45,10 @@ def test_unknown_fields_are_left_out():
         ({"prompt_tokens": 0}, ErrorCode.REQUEST_INVALID),
         ({"prompt_tokens": 2**31}, ErrorCode.REQUEST_INVALID),
         ({"prompt_tokens": None}, ErrorCode.MESSAGE_MALFORMED),
+        ({"top_logprobs": 21}, ErrorCode.REQUEST_INVALID),
+        ({"top_logprobs": True}, ErrorCode.MESSAGE_MALFORMED),
+        ({"logit_bias": []}, ErrorCode.MESSAGE_MALFORMED),
+        ({"logit_bias": bytes(13)}, ErrorCode.MESSAGE_MALFORMED),
         ({"n" * 65: 1}, ErrorCode.MESSAGE_MALFORMED),
         ({"deep": [1]}, ErrorCode.MESSAGE_MALFORMED),
     ],

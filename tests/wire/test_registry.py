@@ -62,6 +62,9 @@ RECORDS = {
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
     "sampling_entry": control.SamplingEntry,
+    "bias_entry": control.BiasEntry,
+    "logprob_entry": control.LogprobEntry,
+    "candidate_entry": control.CandidateEntry,
 }
 # Limits that concern no byte between peers; everything else in base.limits is in the registry.
 LOCAL = re.compile(r"MAX_HTTP_|MAX_GGUF_|DEFAULT_|MAX_ENGINE_|ENGINE_|PROTOCOL_GENERATION$")
@@ -226,8 +229,8 @@ def test_the_stage_document_has_every_kind_at_its_number_and_every_field_of_begi
     rows = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", STAGE_TEXT, re.MULTILINE))
     assert rows == {str(int(kind)): kind.name for kind in stage.FrameKind}
     sample = next(case for case in vectors.load("stage_frames")["valid"] if "begin" in case)
-    names = [*sample["begin"]["parameters"], "prompt_tokens"]
-    assert begin.Begin.__dataclass_fields__.keys() == {"parameters", "prompt_tokens"}
+    names = [*sample["begin"]["parameters"], "prompt_tokens", "top_logprobs"]
+    assert begin.Begin.__dataclass_fields__.keys() == {"parameters", "prompt_tokens", "top_logprobs"}
     assert [name for name in names if f"`{name}`" not in STAGE_TEXT] == []
 
 

@@ -33,6 +33,8 @@ from tests.wire.vectors import read_frame
 IDS = st.binary(min_size=16, max_size=16)
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40).map(tuple)
 ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
+_FREE = (FrameKind.BEGIN, FrameKind.TOKEN, FrameKind.ERROR)
+"""Kinds whose body has a cap and no length that follows from the header."""
 FLAGS = {
     FrameKind.PREFILL: [FrameFlag.NONE, FrameFlag.SAMPLE],
     FrameKind.DECODE: [FrameFlag.NONE],
@@ -51,7 +53,7 @@ def frames(draw: st.DrawFn) -> StageFrame:
     dtype = draw(st.sampled_from(WireDtype)) if kind in ROWS else WireDtype.NONE
     hidden = draw(st.integers(1, 9)) if dtype is not WireDtype.NONE else 0
     size = len(tokens) * row_bytes(dtype, hidden)
-    if kind in (FrameKind.BEGIN, FrameKind.ERROR):
+    if kind in _FREE:
         size = draw(st.integers(0, MAX_ERROR_TEXT_BYTES))
     flags = draw(st.sampled_from(FLAGS.get(kind, [FrameFlag.NONE])))
     if dtype is WireDtype.F32 and draw(st.booleans()):
@@ -88,9 +90,9 @@ def test_changed_bytes_give_a_frame_or_a_code(frame: StageFrame, data: st.DataOb
 @given(frames(), st.binary(min_size=1, max_size=9))
 def test_trailing_bytes_are_refused(frame: StageFrame, rest: bytes) -> None:
     data = encode_frame(frame)[LENGTH_BYTES:] + rest
-    if frame.kind in (FrameKind.BEGIN, FrameKind.ERROR) and len(data) <= HEADER_BYTES + MAX_ERROR_TEXT_BYTES:
+    if frame.kind in _FREE and len(data) <= HEADER_BYTES + MAX_ERROR_TEXT_BYTES:
         assert decode_frame(data).body == bytes(frame.body) + rest
-    elif frame.kind is not FrameKind.BEGIN:
+    elif frame.kind not in (FrameKind.BEGIN, FrameKind.TOKEN):
         with pytest.raises(RemoteProtocolError) as error:
             decode_frame(data)
         assert error.value.code is ErrorCode.FRAME_LENGTH_INVALID

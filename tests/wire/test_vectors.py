@@ -10,7 +10,7 @@ import pytest
 from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.wire import announcement, begin, control, invite, membership_pass, revocation, stage
+from p2pmesh.wire import announcement, begin, control, invite, membership_pass, revocation, stage, token_report
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, peer_id_of, verify
 
@@ -32,11 +32,13 @@ def decode_announcement(data: bytes) -> announcement.Announcement:
     return announcement.decode_announcement(data, verify, peer_id_of)
 
 
-def decode_stage(data: bytes) -> stage.StageFrame:
-    """A frame with whatever its body holds, as a stage reads it."""
+def decode_stage(data: bytes, top_logprobs: int | None = None) -> stage.StageFrame:
+    """A frame with whatever its body holds, as a stage reads it, or a driver that asked for log probabilities."""
     frame = vectors.read_frame(data)
     if frame.kind is stage.FrameKind.BEGIN:
         begin.decode_begin(frame.body)
+    if top_logprobs is not None:
+        token_report.decode_reports(frame.body, len(frame.tokens), top_logprobs)
     return frame
 
 
@@ -49,10 +51,10 @@ def use_frame(data: bytes) -> None:
         stage.decode_error(frame)
 
 
-def refusal_of(read: Callable[[bytes], Any], data: bytes) -> str | None:
+def refusal_of(read: Callable[..., Any], data: bytes, *arguments: Any) -> str | None:
     """The code that bytes are refused with, "end" for too few, None if they are taken; anything else escapes."""
     try:
-        read(data)
+        read(data, *arguments)
     except EOFError:
         return "end"
     except RemoteProtocolError as error:
@@ -113,6 +115,10 @@ def test_a_valid_frame_reads_and_writes_the_same(case: dict[str, Any]) -> None:
         started = begin.decode_begin(frame.body)
         assert vectors.to_json(started) == case["begin"]
         assert begin.encode_begin(started) == bytes(frame.body)
+    if "reports" in case:
+        reports = token_report.decode_reports(frame.body, len(frame.tokens), 20)
+        assert vectors.to_json(reports) == case["reports"]
+        assert token_report.encode_reports(reports) == bytes(frame.body)
     if "failure" in case:
         code, text = stage.decode_error(frame)
         assert {"code": code.value, "text": text} == case["failure"]
@@ -121,7 +127,7 @@ def test_a_valid_frame_reads_and_writes_the_same(case: dict[str, Any]) -> None:
 @cases(FRAMES, "invalid")
 def test_an_invalid_frame_is_refused_with_its_code(case: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError) as error:
-        decode_stage(vectors.case_bytes(case))
+        decode_stage(vectors.case_bytes(case), case.get("top_logprobs"))
     assert code_of(error) == case["error"]
 
 
@@ -278,7 +284,8 @@ def test_a_frame_cut_anywhere_is_an_end_or_refused(case: dict[str, Any]) -> None
     for end in range(len(data)):
         with pytest.raises(EOFError):
             vectors.read_frame(data[:end])
-        refused = refusal_of(decode_stage, struct.pack("<I", max(end - 4, 0)) + data[4:end])
+        cut = struct.pack("<I", max(end - 4, 0)) + data[4:end]
+        refused = refusal_of(decode_stage, cut, 20 if "reports" in case else None)
         # A shorter text of an ERROR is a text; everything else follows from the header.
         assert refused or (case["value"]["kind"] == "ERROR" and end >= 64)
 

@@ -250,10 +250,10 @@ class _ChildEngine:
         value = await self._call("tokenize", arguments)
         return tuple(np.frombuffer(value, dtype="<i4").tolist())
 
-    async def render_chat(self, messages: tuple[ChatMessage, ...]) -> str:
+    async def render_chat(self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "") -> str:
         """See ``ports.engine.Engine``."""
         plain = [{"role": message.role, "content": message.content} for message in messages]
-        return str(await self._call("render_chat", {"messages": plain}))
+        return str(await self._call("render_chat", {"messages": plain, "reasoning_effort": reasoning_effort}))
 
     async def pieces(self) -> tuple[bytes, ...]:
         """See ``ports.engine.Engine``."""

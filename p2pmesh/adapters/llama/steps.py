@@ -22,7 +22,7 @@ from p2pmesh.adapters.llama.cells import CellLog
 from p2pmesh.adapters.llama.lanes import Lane, LaneTable
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
-from p2pmesh.core.sampling import sample
+from p2pmesh.core.sampling import rank_logprobs, sample
 from p2pmesh.model.cost import SPARE_CELLS
 from p2pmesh.wire.begin import decode_begin
 from p2pmesh.wire.stage import (
@@ -34,6 +34,7 @@ from p2pmesh.wire.stage import (
     encode_activation,
     error_frame,
 )
+from p2pmesh.wire.token_report import TokenReport, encode_reports
 
 PREFILL_ROWS = 48
 SMALL_VIEW_CELLS = 256
@@ -41,6 +42,9 @@ SMALL_VIEW_CELLS = 256
 
 _SCRATCH_TOKEN = 0
 _PASSED_ON = FrameFlag.SAMPLE | FrameFlag.REPLAY
+
+_Sampled = tuple[int, TokenReport | None]
+"""A token, and what is told beside it where the client asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +209,7 @@ class Stepper:
         out = [self._answer(part.frame, FrameKind.CREDIT, part.frame.position + count)]
         if wants_sample:
             last_row = (count - 1) % PREFILL_ROWS
-            token = self._sample(part, count, last_row)
-            out.append(self._answer(part.frame, FrameKind.TOKEN, part.frame.position + count, (token,)))
+            out.append(self._tokens(part.frame, count, [self._sample(part, count, last_row)]))
         return out
 
     def _run_decode(self, parts: list[_Part]) -> list[StageFrame]:
@@ -229,8 +232,8 @@ class Stepper:
             elif FrameFlag.REPLAY in part.frame.flags:
                 out.append(self._answer(part.frame, FrameKind.CREDIT, part.frame.position + end))
             else:
-                tokens = tuple(self._sample(part, index + 1, row + index - start) for index in range(start, end))
-                out.append(self._answer(part.frame, FrameKind.TOKEN, part.frame.position + start + 1, tokens))
+                sampled = [self._sample(part, index + 1, row + index - start) for index in range(start, end)]
+                out.append(self._tokens(part.frame, start + 1, sampled))
             row += end - start
         return out
 
@@ -239,18 +242,18 @@ class Stepper:
         frame = slices[0][0].frame
         is_replay = FrameFlag.REPLAY in frame.flags
         hidden: list[NDArray[np.float32]] = []
-        tokens: list[int] = []
+        sampled: list[_Sampled] = []
         for span in slices:
             part, start, end = span
             self._call([span], _sampled_from([span]))
             if self._shape.is_last and not is_replay:
-                tokens += [self._sample(part, index + 1, index - start) for index in range(start, end)]
+                sampled += [self._sample(part, index + 1, index - start) for index in range(start, end)]
             elif not self._shape.is_last:
                 hidden.append(self._stage.hidden_rows()[: end - start])
         if self._shape.is_last and is_replay:
             return [self._answer(frame, FrameKind.CREDIT, frame.position + len(frame.tokens))]
         if self._shape.is_last:
-            return [self._answer(frame, FrameKind.TOKEN, frame.position + 1, tuple(tokens))]
+            return [self._tokens(frame, 1, sampled)]
         return [self._activation(frame, hidden)]
 
     def _call(self, spans: list[tuple[_Part, int, int]], sampled_from: int = 0) -> None:
@@ -314,21 +317,33 @@ class Stepper:
         if not self._shape.is_first:
             rows.embeddings[row] = 0.0
 
-    def _sample(self, part: _Part, rows_consumed: int, row: int) -> int:
+    def _sample(self, part: _Part, rows_consumed: int, row: int) -> _Sampled:
         """Samples after ``rows_consumed`` rows of the part, from row ``row`` of the last call."""
         position = part.frame.position + rows_consumed
         history = part.lane.history
         if position < len(history):
             history = history[:position]
         begin = part.lane.begin
-        return sample(
-            self._stage.logits(row),
+        logits = self._stage.logits(row)
+        token = sample(
+            logits,
             history,
             begin.prompt_tokens,
             begin.parameters,
             part.frame.sequence,
             position,
         )
+        top_logprobs = begin.top_logprobs
+        return token, None if top_logprobs is None else rank_logprobs(logits, token, top_logprobs)
+
+    @staticmethod
+    def _tokens(cause: StageFrame, offset: int, sampled: list[_Sampled]) -> StageFrame:
+        """The TOKEN that answers rows of ``cause``; the first token stands ``offset`` positions after the first row."""
+        reports = tuple(report for _, report in sampled if report is not None)
+        return StageFrame(
+            FrameKind.TOKEN, cause.request_id, cause.run_id, cause.sequence, cause.position + offset,
+            tuple(token for token, _ in sampled), body=encode_reports(reports) if reports else b"",
+        )  # fmt: skip
 
     def _activation(self, frame: StageFrame, hidden: list[NDArray[np.float32]]) -> StageFrame:
         rows = hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
@@ -339,8 +354,8 @@ class Stepper:
         )  # fmt: skip
 
     @staticmethod
-    def _answer(cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = ()) -> StageFrame:
-        return StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position, tokens)
+    def _answer(cause: StageFrame, kind: FrameKind, position: int) -> StageFrame:
+        return StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position)
 
     def _fail(self, cause: StageFrame, code: ErrorCode, text: str) -> list[StageFrame]:
         """Ends a sequence here and says why."""

@@ -10,9 +10,15 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from p2pmesh.adapters.llama.binding import LoadedStage
 from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.limits import MAX_PIECE_TEXT_BYTES
 
-_MAX_PIECE_BYTES = 4096
+_MAX_PIECE_BYTES = MAX_PIECE_TEXT_BYTES
 _VOCABULARY_NONE = 0
+
+
+def reasoning_options(effort: str) -> dict[str, Any]:
+    """What templates read of a client's wish: gpt-oss ``reasoning_effort``, Qwen 3 and its like ``enable_thinking``."""
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
 
 
 class Vocabulary:
@@ -66,7 +72,7 @@ class Vocabulary:
                 parts.append(ctypes.string_at(buffer, length))
         return lengths.tobytes(), b"".join(parts)
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
+    def render_chat(self, messages: list[dict[str, str]], reasoning_effort: str = "") -> str:
         """The messages in the model's own template, with the generation prompt.
 
         The template comes from the file and runs in Jinja's immutable sandbox. A model without one gets
@@ -80,7 +86,7 @@ class Vocabulary:
             formatter = Jinja2ChatFormatter(
                 self._template, self._text(native.llama_vocab_eos), self._text(native.llama_vocab_bos)
             )
-            rendered: str = formatter(messages=messages).prompt
+            rendered: str = formatter(messages=messages, **reasoning_options(reasoning_effort)).prompt
         except (jinja2.TemplateError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             # a template is a program from outside: whatever it stumbles over, the conversation did not fit it
             raise Refused(

@@ -7,6 +7,7 @@ at the values (in ``HARMLESS``) where ignoring them changes nothing, everything 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, NoneType
+from typing import Any
 
 from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, check_text, describe_type, wrong_type
@@ -145,7 +146,7 @@ def read_model(fields: Fields) -> str:
 
 def read_sampling(fields: Fields, random_seed: Callable[[], int]) -> SamplingParameters:
     """Sampling parameters; ``random_seed`` is asked only when the request names no seed."""
-    given: dict[str, float] = {}
+    given: dict[str, Any] = {}
     for name in SAMPLING_NUMBERS:
         number = fields.number(name)
         if number is not None:
@@ -161,9 +162,9 @@ def read_sampling(fields: Fields, random_seed: Callable[[], int]) -> SamplingPar
 
 
 def _in_range(param: str, name: str, number: float) -> float:
-    values: dict[str, float] = {name: number}
+    values: dict[str, Any] = {name: number}
     try:
-        SamplingParameters(**values)  # type: ignore[arg-type]  # only float fields are named in SAMPLING_NUMBERS
+        SamplingParameters(**values)
     except RemoteProtocolError as error:
         raise invalid_parameter(param, error.message) from None
     return number

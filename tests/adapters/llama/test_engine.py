@@ -17,6 +17,7 @@ from p2pmesh.wire.activation import row_bytes
 from p2pmesh.wire.dtype import LOSSY_DTYPES
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_error
+from p2pmesh.wire.token_report import decode_reports
 from tests.adapters.llama.conftest import CUTS, LAYERS
 from tests.adapters.llama.dialogue import GREEDY, Dialogue
 
@@ -51,6 +52,40 @@ async def test_activations_travel_as_asked(launcher, make_spec, dtype):
         frame = await first.receive()
         assert (frame.kind, frame.dtype, frame.tokens) == (FrameKind.PREFILL, dtype, (5, 6, 7))
         assert len(frame.body) == 3 * row_bytes(dtype, first.facts.hidden_size)
+
+
+async def told(engines, tokens, top_logprobs):
+    """Reports of each token of an answer, given all but the last of them."""
+    dialogue = Dialogue(engines, 3)
+    await dialogue.begin(len(PROMPT), top_logprobs)
+    await dialogue.push(dialogue.frame(FrameKind.PREFILL, 0, PROMPT, flags=FrameFlag.SAMPLE))
+    answers = [await dialogue.receive(), await dialogue.receive()][1:]
+    await dialogue.push(dialogue.frame(FrameKind.DECODE, len(PROMPT), tokens[:-1]))
+    answers.append(await dialogue.receive())
+    await dialogue.end()
+    return [one for frame in answers for one in decode_reports(frame.body, len(frame.tokens), top_logprobs)]
+
+
+async def test_log_probabilities_are_the_same_whole_and_cut_and_of_the_model_alone(launcher, make_spec):
+    async with (
+        launcher.launch(make_spec()) as whole,
+        launcher.launch(make_spec("llama", 0, 2)) as first,
+        launcher.launch(make_spec("llama", 2, 4)) as last,
+    ):
+        tokens = await Dialogue([whole]).generate(PROMPT, 6)
+        reports = await told([whole], tokens, 5)
+        assert [report.top[0][0] for report in reports] == tokens
+        assert all(report.logprob == report.top[0][1] > report.top[1][1] for report in reports)
+        assert all(len(report.top) == 5 for report in reports)
+        assert await told([first, last], tokens, 5) == reports
+        assert [report.top for report in await told([whole], tokens, 0)] == [()] * 6
+
+
+async def test_a_bias_forbids_a_token(launcher, make_spec):
+    async with launcher.launch(make_spec()) as engine:
+        first = (await Dialogue([engine]).generate(PROMPT, 1))[0]
+        biased = SamplingParameters(temperature=0.0, logit_bias=((first, -100.0),))
+        assert (await Dialogue([engine], 2, biased).generate(PROMPT, 1))[0] != first
 
 
 async def test_a_neighbour_changes_nothing(launcher, make_spec):
