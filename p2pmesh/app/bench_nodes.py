@@ -29,7 +29,7 @@ MAX_EVENTS = 1000
 MAX_LINE_BYTES = 1 << 20
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class NodeProcess:
@@ -72,8 +72,10 @@ class NodeProcess:
                     break
                 await self._changed.wait()
         failure = self._find("error")
-        told = "see its output above" if failure is None else failure.get("message")
-        raise Refused(ErrorCode.INTERNAL, f"{self.name} gave no {name} event: {told}")
+        if failure is None:
+            raise Refused(ErrorCode.INTERNAL, f"{self.name} gave no {name} event: see its output above")
+        code = next((code for code in ErrorCode if code == failure.get("code")), ErrorCode.INTERNAL)
+        raise Refused(code, f"{self.name} gave no {name} event: {failure.get('message')}")
 
     def _find(self, name: str) -> Event | None:
         return next((event for event in self.events if event["event"] == name), None)
@@ -82,7 +84,7 @@ class NodeProcess:
         """CPU seconds so far and resident bytes; None when it is gone."""
         try:
             stat = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-            resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+            resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
         except OSError:
             return None
         return (int(stat[11]) + int(stat[12])) / _TICKS_PER_S, resident
@@ -97,16 +99,27 @@ class BenchNodes:
         self._engine_cache = engine_cache
         self.by_name: dict[str, NodeProcess] = {}
 
-    async def start(self, name: str, *arguments: str, keeps: Callable[[Event], bool] = lambda _: True) -> NodeProcess:
-        """Starts a node in the home of that name; under a name that was there before, the node comes back."""
+    async def start(
+        self,
+        name: str,
+        *arguments: str,
+        keeps: Callable[[Event], bool] = lambda _: True,
+        listen: str = "/ip4/127.0.0.1/tcp/0",
+        program: str = "p2pmesh",
+        stdin: int = subprocess.DEVNULL,
+    ) -> NodeProcess:
+        """Starts a node in the home of that name; under a name that was there before, the node comes back.
+
+        ``program`` is a module that takes the command line of ``p2pmesh``.
+        """
         home = self._scratch / name
         if self._engine_cache is not None:
             await trio.to_thread.run_sync(_copy_once, self._engine_cache, home / "cache" / "engine")
         command = [
-            sys.executable, "-m", "p2pmesh", "up", "--home", str(home), "--name", name, "--port", "0",
-            "--console-port", "0", "--listen", "/ip4/127.0.0.1/tcp/0", "--log-format", "json", *arguments,
+            sys.executable, "-m", program, "up", "--home", str(home), "--name", name, "--port", "0",
+            "--console-port", "0", "--listen", listen, "--log-format", "json", *arguments,
         ]  # fmt: skip
-        process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        process = await trio.lowlevel.open_process(command, stdin=stdin, stdout=subprocess.PIPE)
         node = self.by_name[name] = NodeProcess(name, process)
         self._nursery.start_soon(node.follow, keeps)
         return node

@@ -1,18 +1,14 @@
-"""``p2pmesh chaos``: a local overlay of real nodes serves a real model while stages are killed, frozen and slowed.
+"""``p2pmesh chaos``: a local overlay of real nodes serves a real model while stages are killed, frozen and cut off.
 
-A coordinator without memory is the ingress; peers hold the stages, and spare ones wait. Each answer is compared with an
-undisturbed one to the same question, byte for byte but for its id and its date. What is done when, and how, is
-``app.chaos_faults``'.
+Each answer is compared with an undisturbed one to the same question. What is done when, and how, is
+``app.chaos_faults``'; the nodes are ``app.chaos_overlay``'s, counting ``app.chaos_report``'s.
 """
 
 import json
 import shutil
-import statistics
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,34 +16,61 @@ import httpx
 import trio
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL
-from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess, open_nodes
-from p2pmesh.app.bench_overlay import quantiles
-from p2pmesh.app.chaos_faults import FaultKind, inflict, plan_faults
+from p2pmesh.app.bench_nodes import open_nodes
+from p2pmesh.app.chaos_faults import Fault, FaultKind, inflict, plan_faults
+from p2pmesh.app.chaos_memory import MemoryWatch
+from p2pmesh.app.chaos_overlay import ChaosOverlay
+from p2pmesh.app.chaos_report import Struck, Tally, describe_chaos, describe_memory
+from p2pmesh.app.chaos_requests import ANSWER_S, QUESTIONS, ask, question
 from p2pmesh.app.config import ChaosOptions
+from p2pmesh.app.model_access import open_access
+from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
+from p2pmesh.base.quantities import format_size
+from p2pmesh.core.planning.outcome import PlacementRefusal
+from p2pmesh.core.planning.planner import plan_placement
+from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
+from p2pmesh.node.serving_options import ServingOptions, check_split, planning_model_of
+from p2pmesh.ports.models import ModelFile
+from p2pmesh.wire.dtype import WireDtype
 
-ANSWER_S = 300.0
-"""Above every deadline of the nodes: what takes longer hangs."""
-REFUSED_AGAIN_S = 1.0
-MOST_REFUSALS = 120
 SETTLE_S = 8.0
 """Spare engines are ready by then, on a machine that has measured its models before."""
-QUESTIONS = 4
-PEER_MEMORY = "4GiB"
-_PROMPT = "Write down, in your own words, what happened on the {n}th day of the voyage: "
+READY_S = 300.0
+"""Within this another run serves, or the matrix goes on without it."""
+MOST_FAULTS = 100_000
 
 
 def run_chaos(options: ChaosOptions, out: TextIO) -> int:
-    """Runs and prints; 1 if any answer was lost, differed or hung, otherwise 0."""
+    """Runs and prints; 1 if any answer was lost, differed or hung, or a run was replaced needlessly, otherwise 0."""
+    model = trio.run(open_access(options.home).store.resolve, options.model or DEMO_MODEL)
+    check_fits(model, options)
     scratch = Path(tempfile.mkdtemp(prefix="p2pmesh-chaos-"))
+    tally = Tally()
     try:
         show = (lambda _: None) if options.is_json else (lambda line: _write(out, line))
-        report = trio.run(_Chaos(options, scratch, show).run)
+        chaos = _Chaos(options, tally, show)
+        trio.run(chaos.run, model, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    lines = [json.dumps(report, indent=2)] if options.is_json else describe_chaos(report)
-    for line in lines:
+    report = chaos.report()
+    for line in [json.dumps(report, indent=2)] if options.is_json else describe_chaos(report):
         _write(out, line)
-    return 0 if report["requests"] == report["outcomes"].get("identical", 0) else 1
+    return 0 if tally.is_good else 1
+
+
+def check_fits(model: ModelFile, options: ChaosOptions) -> None:
+    """Raises in one line, before anything is started, if the peers could never hold the model in so many stages."""
+    wanted = ServingOptions(options.stages, DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, WireDtype.F32)
+    check_split(model, wanted)
+    names = [PeerId(f"peer-{number}") for number in range(options.stages + options.spares)]
+    peers = tuple(PlanningPeer(name, options.peer_memory_bytes) for name in names)
+    plan = plan_placement(PlanRequest(planning_model_of(model, wanted), peers, names[0], options.stages))
+    if isinstance(plan, PlacementRefusal):
+        what = f"{len(peers)} peers of {format_size(options.peer_memory_bytes)}"
+        text = f"{model.name} does not go on {what} in {options.stages} stages: {plan.text}"
+        raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
 
 
 def _write(out: TextIO, line: str) -> None:
@@ -55,214 +78,126 @@ def _write(out: TextIO, line: str) -> None:
     out.flush()
 
 
-# --- one answer ----------------------------------------------------------------
-@dataclass(slots=True)
-class Answer:
-    """What a client got: its data without id and date, the longest pause, and how it ended."""
-
-    outcome: str = "hung"
-    detail: str = ""
-    data: list[str] = field(default_factory=list)
-    longest_pause_ms: int = 0
-    refusals: int = 0
-
-
-def undated(line: str) -> str:
-    """A ``data:`` line without what belongs to one request alone."""
-    if line == "data: [DONE]":
-        return line
-    value = json.loads(line.removeprefix("data: "))
-    return json.dumps({name: part for name, part in value.items() if name not in ("id", "created")}, sort_keys=True)
-
-
-def question(number: int, model: str, tokens: int) -> dict[str, Any]:
-    """One of a few bodies: with a short and a long prompt, greedy and sampled."""
-    prompt = _PROMPT.format(n=number % QUESTIONS) * (1 + 6 * (number % 2))
-    sampling = {"temperature": 0} if number % 4 < 2 else {"temperature": 0.8, "top_p": 0.95, "seed": number % QUESTIONS}
-    return {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "stream": True,
-        "return_token_ids": True,
-        **sampling,
-    }
-
-
-async def ask(
-    client: httpx.AsyncClient, body: Mapping[str, Any], note: Callable[[int], None] = lambda _: None
-) -> Answer:
-    """One streamed completion; a refusal before it began is repeated. ``note`` hears how many pieces have come."""
-    answer = Answer()
-    with trio.move_on_after(ANSWER_S):
-        while answer.refusals < MOST_REFUSALS:
-            try:
-                async with client.stream("POST", "/v1/completions", json=dict(body)) as response:
-                    if response.status_code != 503:
-                        await _read(response, answer, note)
-                        return answer
-            except httpx.HTTPError as error:
-                answer.outcome, answer.detail = "failed", repr(error)
-                return answer
-            answer.refusals += 1
-            await trio.sleep(REFUSED_AGAIN_S)
-        answer.outcome = "refused"
-    return answer
-
-
-async def _read(response: httpx.Response, answer: Answer, note: Callable[[int], None]) -> None:
-    if response.status_code != 200:
-        answer.outcome, answer.detail = "failed", (await response.aread()).decode(errors="replace")[:500]
-        return
-    last_s = time.monotonic()
-    async for line in response.aiter_lines():
-        if not line.startswith("data: "):
-            continue
-        answer.longest_pause_ms = max(answer.longest_pause_ms, round(1000 * (time.monotonic() - last_s)))
-        last_s = time.monotonic()
-        answer.data.append(undated(line))
-        note(len(answer.data))
-    is_whole = bool(answer.data) and answer.data[-1] == "data: [DONE]"
-    answer.outcome = "finished" if is_whole else "failed"
-    answer.detail = "" if is_whole else "".join(answer.data[-1:])[:500]
-
-
-# --- the overlay -----------------------------------------------------------------
 class _Chaos:
-    """One run; homes lie in ``scratch``."""
+    """One run."""
 
-    def __init__(self, options: ChaosOptions, scratch: Path, show: Callable[[str], None]) -> None:
+    def __init__(self, options: ChaosOptions, tally: Tally, show: Callable[[str], None]) -> None:
         self._options = options
-        self._scratch = scratch
+        self._tally = tally
         self._show = show
-        self._invite = ""
+        self._memory: MemoryWatch | None = None
         self._model = ""
-        self._stages: list[str] = []
-        self._ready = 0
-        self._recovered: list[Event] = []
-        self._outcomes: Counter[str] = Counter()
-        self._faults: Counter[str] = Counter()
-        self._refusals = 0
-        self._pauses_ms: list[int] = []
-        self._details: list[str] = []
 
-    async def run(self) -> dict[str, Any]:
-        """The report; whatever happens, no process is left."""
+    async def run(self, model: ModelFile, scratch: Path) -> None:
+        """Whatever happens, no process is left; homes lie in ``scratch``."""
         cache = self._options.home / "cache" / "engine"
-        async with open_nodes(self._scratch, cache) as nodes:
-            coordinator = await nodes.start(
-                "coordinator", "--model", self._options.model or DEMO_MODEL, "--split", str(self._options.stages),
-                "--max-memory", "0", keeps=self._note_event,
-            )  # fmt: skip
-            self._invite = str((await coordinator.wait_for("invite"))["invite"])
-            for number in range(self._options.stages + self._options.spares):
-                await self._start_peer(nodes, f"peer-{number}")
-            await coordinator.wait_for("pipeline_ready")
-            await coordinator.wait_for("ready")
-            url = str((await coordinator.wait_for("listening"))["api_url"])
+        async with open_nodes(scratch, cache) as nodes, trio.open_nursery() as nursery:
+            overlay = ChaosOverlay(self._options, nodes, nursery, self._tally, self._show)
+            url = await overlay.start(model.path)
+            self._model = overlay.model
+            self._memory = MemoryWatch(overlay.processes)
+            nursery.start_soon(self._memory.run)
             async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, trust_env=False) as client:
-                await self._measure(nodes, client)
-        return self._report()
+                await _Load(self._options, self._tally, self._show, overlay, client).run()
+            overlay.is_ending = True
+            self._memory.sample(trio.current_time())
+            nursery.cancel_scope.cancel()
 
-    async def _start_peer(self, nodes: BenchNodes, name: str) -> None:
-        await nodes.start(name, "--join", self._invite, "--max-memory", PEER_MEMORY)
+    def report(self) -> dict[str, Any]:
+        """What came of it."""
+        options = self._options
+        return {
+            "model": self._model,
+            "stages": options.stages,
+            "spares": options.spares,
+            "seed": options.seed,
+            **self._tally.described(),
+            "memory": describe_memory(() if self._memory is None else self._memory.lives()),
+        }
 
-    def _note_event(self, event: Event) -> bool:
-        if event["event"] == "pipeline_ready":
-            self._stages = [stage["peer_id"] for stage in event["stages"]]
-            self._model = event["model"]
-            self._ready += 1
-        elif event["event"] == "request_recovered":
-            self._recovered.append(event)
-        return event["event"] in ("listening", "invite", "pipeline_ready", "ready", "error")
 
-    async def _measure(self, nodes: BenchNodes, client: httpx.AsyncClient) -> None:
-        bodies = [question(number, self._model, self._options.tokens) for number in range(QUESTIONS)]
-        expected = [(await ask(client, body)).data for body in bodies]
-        self._show(f"{len(bodies)} undisturbed answers; {self._options.stages} stages, {self._options.spares} spare")
+class _Load:
+    """Requests, and faults under them."""
+
+    def __init__(
+        self,
+        options: ChaosOptions,
+        tally: Tally,
+        show: Callable[[str], None],
+        overlay: ChaosOverlay,
+        client: httpx.AsyncClient,
+    ) -> None:
+        self._options = options
+        self._tally = tally
+        self._show = show
+        self._overlay = overlay
+        self._client = client
+        self._bodies = [question(number, overlay.model, options.tokens) for number in range(QUESTIONS)]
+        self._expected: list[list[str]] = []
+
+    async def run(self) -> None:
+        """Asks undisturbed first."""
+        self._expected = [(await ask(self._client, body)).data for body in self._bodies]
+        stages, spares = self._options.stages, self._options.spares
+        self._show(
+            f"{len(self._bodies)} undisturbed answers; {stages} stages, {spares} spare, seed {self._options.seed}"
+        )
         await trio.sleep(SETTLE_S)
-        if self._options.is_matrix:
-            await self._strike_everywhere(nodes, client, bodies, expected)
-        else:
-            await self._strike_by_schedule(nodes, client, bodies, expected)
-
-    def _count(self, answer: Answer, expected: list[str]) -> None:
-        if answer.outcome == "finished":
-            answer.outcome = "identical" if answer.data == expected else "differs"
-        self._outcomes[answer.outcome] += 1
-        self._refusals += answer.refusals
-        self._pauses_ms.append(answer.longest_pause_ms)
-        if answer.outcome != "identical":
-            self._details.append(f"{answer.outcome} after {len(answer.data)} pieces: {answer.detail}"[:300])
-            self._show(self._details[-1])
+        await (self._strike_everywhere() if self._options.is_matrix else self._strike_by_schedule())
 
     # --- faults by time, under load ----------------------------------------------------
-    async def _strike_by_schedule(
-        self, nodes: BenchNodes, client: httpx.AsyncClient, bodies: list[dict[str, Any]], expected: list[list[str]]
-    ) -> None:
+    async def _strike_by_schedule(self) -> None:
         numbers = iter(range(self._options.requests))
 
         async def work() -> None:
             for number in numbers:
-                self._count(await ask(client, bodies[number % QUESTIONS]), expected[number % QUESTIONS])
+                answer = await ask(self._client, self._bodies[number % QUESTIONS])
+                self._tally.count(answer, self._expected[number % QUESTIONS])
+                if answer.outcome != "identical":
+                    self._show(f"request {number}: {answer.outcome} {answer.detail}"[:300])
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._strike, nodes, nursery)
+            nursery.start_soon(self._strike, nursery)
             async with trio.open_nursery() as working:
                 for _ in range(self._options.parallel):
                     working.start_soon(work)
             nursery.cancel_scope.cancel()
 
-    async def _strike(self, nodes: BenchNodes, nursery: trio.Nursery) -> None:
+    async def _strike(self, nursery: trio.Nursery) -> None:
         options, began = self._options, trio.current_time()
         kinds = tuple(FaultKind(name) for name in options.faults)
-        for fault in plan_faults(options.seed, kinds, options.every_s, options.stages, 100_000):
+        for fault in plan_faults(options.seed, kinds, options.every_s, options.stages, MOST_FAULTS):
             await trio.sleep_until(began + fault.at_s)
-            nursery.start_soon(self._inflict, nodes, fault.kind, fault.stage)
+            nursery.start_soon(self._inflict, fault)
 
-    async def _inflict(self, nodes: BenchNodes, kind: FaultKind, stage: int) -> None:
-        node = self._holder(nodes, stage)
-        if node is None:
+    async def _inflict(self, fault: Fault) -> None:
+        victim = self._overlay.victim(fault.stage)
+        if victim is None or not self._overlay.is_serving:
+            self._show(f"{fault.at_s:.1f} s: {fault.kind.value} of stage {fault.stage} left out, no run serves")
             return
-        self._faults[kind.value] += 1
-        self._show(f"{kind.value} {node.name}, stage {stage}")
-        await inflict(kind, node.process)
-        if kind is FaultKind.KILL_NODE:
-            await self._start_peer(nodes, node.name)
-
-    def _holder(self, nodes: BenchNodes, stage: int) -> NodeProcess | None:
-        """Who holds a stage of the newest run, if it lives."""
-        for node in nodes.by_name.values():
-            told = (event for event in node.events if event["event"] == "listening")
-            if node.process.poll() is None and any(event["peer_id"] == self._stages[stage] for event in told):
-                return node
-        return None
+        what = f"{fault.kind.value} {fault.lie.value}" if fault.kind is FaultKind.LIE else fault.kind.value
+        self._show(f"{fault.at_s:.1f} s: {what} {victim.name}, stage {fault.stage}")
+        self._tally.struck.append(Struck(fault, victim.name, time.monotonic()))
+        await inflict(fault, victim, self._overlay.links)
+        if fault.kind is FaultKind.KILL_NODE:
+            await self._overlay.start_peer(victim.name)
 
     # --- each stage at each position ---------------------------------------------------
-    async def _strike_everywhere(
-        self, nodes: BenchNodes, client: httpx.AsyncClient, bodies: list[dict[str, Any]], expected: list[list[str]]
-    ) -> None:
-        """One kill a request; the first one falls into the prefill."""
+    async def _strike_everywhere(self) -> None:
+        """One fault a request; the first one falls into the prefill."""
         for stage in range(self._options.stages):
             for turn in range(self._options.positions):
                 position = turn * (self._options.tokens - 1) // max(1, self._options.positions)
                 for number in (turn % 2, 2 + turn % 2):  # greedy, sampled
-                    await self._strike_at(nodes, client, stage, position, bodies[number], expected[number])
+                    await self._strike_at(stage, position, number)
 
-    async def _strike_at(
-        self,
-        nodes: BenchNodes,
-        client: httpx.AsyncClient,
-        stage: int,
-        position: int,
-        body: dict[str, Any],
-        expected: list[str],
-    ) -> None:
-        is_due, ready = trio.Event(), self._ready
+    async def _strike_at(self, stage: int, position: int, number: int) -> None:
+        is_due, runs = trio.Event(), self._overlay.runs
+        fault = Fault(0.0, FaultKind(self._options.faults[0]), stage)
 
         async def strike() -> None:
             await is_due.wait()
-            await self._inflict(nodes, FaultKind(self._options.faults[0]), stage)
+            await self._inflict(fault)
 
         def note(pieces: int) -> None:
             if pieces > position:
@@ -272,50 +207,18 @@ class _Chaos:
             nursery.start_soon(strike)
             if position == 0:
                 nursery.start_soon(_set_soon, is_due)
-            answer = await ask(client, body, note)
+            answer = await ask(self._client, self._bodies[number], note)
             is_due.set()
-        self._count(answer, expected)
-        self._show(f"stage {stage}, position {position}: {answer.outcome}, pause {answer.longest_pause_ms} ms")
-        with trio.move_on_after(ANSWER_S):
-            while self._ready == ready:  # noqa: ASYNC110 - the events come from another task's pipe
+        self._tally.count(answer, self._expected[number])
+        told = f"stage {stage}, position {position}, question {number}"
+        self._show(f"{told}: {answer.outcome} {answer.detail}, pause {answer.longest_pause_ms} ms")
+        with trio.move_on_after(READY_S):
+            while self._overlay.runs == runs:  # noqa: ASYNC110 - the events come from another task's pipe
                 await trio.sleep(0.2)
         await trio.sleep(SETTLE_S)
-
-    # --- what came of it -----------------------------------------------------------------
-    def _report(self) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "stages": self._options.stages,
-            "spares": self._options.spares,
-            "seed": self._options.seed,
-            "requests": sum(self._outcomes.values()),
-            "outcomes": dict(sorted(self._outcomes.items())),
-            "faults": dict(sorted(self._faults.items())),
-            "refused_and_repeated": self._refusals,
-            "recoveries": len(self._recovered),
-            "inexact_recoveries": sum(not event["is_exact"] for event in self._recovered),
-            "stall_ms": quantiles([event["stall_ms"] for event in self._recovered]),
-            "longest_pause_ms": quantiles(self._pauses_ms),
-            "mean_pause_ms": round(statistics.mean(self._pauses_ms)) if self._pauses_ms else 0,
-            "details": self._details[:20],
-        }
 
 
 async def _set_soon(is_due: trio.Event) -> None:
     """While the prompt is on its way."""
     await trio.sleep(0.05)
     is_due.set()
-
-
-def describe_chaos(report: Mapping[str, Any]) -> list[str]:
-    """The report for people."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items()) or "none"
-    faults = ", ".join(f"{count} {name}" for name, count in report["faults"].items()) or "none"
-    stalls = report["stall_ms"]
-    shown = "none" if stalls is None else ", ".join(f"{name} {value} ms" for name, value in stalls.items())
-    return [
-        f"{report['requests']} requests of {report['model']}: {outcomes}",
-        f"faults: {faults}; {report['refused_and_repeated']} refusals before a start were repeated",
-        f"recoveries: {report['recoveries']}, of which {report['inexact_recoveries']} inexact; stalls: {shown}",
-        *report["details"],
-    ]

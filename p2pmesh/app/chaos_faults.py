@@ -1,12 +1,13 @@
 """Faults of ``p2pmesh chaos``: which, when and on which stage, by a seed; and how each is done to real processes.
 
-What is asked of the overlay meanwhile, and what becomes of it, is ``app.chaos``'.
+What is asked of the overlay meanwhile, and what becomes of it, is ``app.chaos``'; how links fail ``app.chaos_links``',
+how a peer lies ``app.chaos_lies``'.
 """
 
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +15,12 @@ from pathlib import Path
 
 import trio
 
+from p2pmesh.app.chaos_lies import TRUTH, Lie
+from p2pmesh.app.chaos_links import Link, Links
+
 FROZEN_S = 8.0
+SILENT_S = 8.0
+LYING_S = 8.0
 SLOW_S = 5.0
 SLOW_TURN_S = 0.1
 SLOW_FACTOR = 20
@@ -27,16 +33,47 @@ class FaultKind(StrEnum):
     KILL_NODE = "kill-node"
     KILL_ENGINE = "kill-engine"
     FREEZE = "freeze"
+    FREEZE_ENGINE = "freeze-engine"
     SLOW = "slow"
+    PARTITION = "partition"
+    """Nothing passes between it and any other node for a while."""
+    SILENT_LINK = "silent-link"
+    """Nothing passes between it and the peer of a stage beside it for a while; others reach both."""
+    CUT_LINK = "cut-link"
+    CORRUPT = "corrupt"
+    """A byte changes on its way to or from the peer of a stage beside it."""
+    LIE = "lie"
+    """It answers garbage for a while."""
+
+
+ON_LINKS = frozenset({FaultKind.PARTITION, FaultKind.SILENT_LINK, FaultKind.CUT_LINK, FaultKind.CORRUPT})
+NO_LOSS = frozenset({FaultKind.SLOW})
+"""A run must not be replaced for these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, ``at_s`` seconds after the requests began."""
+    """One fault, ``at_s`` seconds after the requests began; ``lie`` counts for a lying peer alone."""
 
     at_s: float
     kind: FaultKind
     stage: int
+    lie: Lie = Lie.NAN
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """The holder of a stage. ``neighbour`` holds a stage beside it, empty if there is none."""
+
+    name: str
+    process: trio.Process
+    neighbour: str
+    others: tuple[str, ...]
+
+    @property
+    def link(self) -> Link:
+        """To its neighbour."""
+        return frozenset((self.name, self.neighbour))
 
 
 def plan_faults(seed: int, kinds: Sequence[FaultKind], every_s: float, stages: int, count: int) -> tuple[Fault, ...]:
@@ -45,7 +82,7 @@ def plan_faults(seed: int, kinds: Sequence[FaultKind], every_s: float, stages: i
     faults, at_s = [], 0.0
     for _ in range(count):
         at_s += every_s * dice.uniform(0.8, 1.2)
-        faults.append(Fault(round(at_s, 3), dice.choice(list(kinds)), dice.randrange(stages)))
+        faults.append(Fault(round(at_s, 3), dice.choice(list(kinds)), dice.randrange(stages), dice.choice(list(Lie))))
     return tuple(faults)
 
 
@@ -60,23 +97,67 @@ def engines_of(pid: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-async def inflict(kind: FaultKind, node: trio.Process) -> None:
+async def inflict(fault: Fault, victim: Victim, links: Links) -> None:
     """Does it, and undoes what can be undone; a node that was killed is started again by whoever asked."""
-    match kind:
-        case FaultKind.KILL_NODE:
-            node.kill()
-            await node.wait()
-        case FaultKind.KILL_ENGINE:
-            for engine in engines_of(node.pid):
-                _signal(engine, signal.SIGKILL)
-        case FaultKind.FREEZE:
-            await _stop_for(node.pid, FROZEN_S)
-        case FaultKind.SLOW:
-            with trio.move_on_after(SLOW_S):
-                while engines := engines_of(node.pid):
-                    for engine in engines:
-                        await _stop_for(engine, SLOW_TURN_S * (1 - 1 / SLOW_FACTOR) / len(engines))
-                    await trio.sleep(SLOW_TURN_S / SLOW_FACTOR)
+    await _DONE_BY[fault.kind](fault, victim, links)
+
+
+async def _kill_node(_: Fault, victim: Victim, links: Links) -> None:
+    victim.process.kill()
+    await victim.process.wait()
+
+
+async def _kill_engine(_: Fault, victim: Victim, links: Links) -> None:
+    for engine in engines_of(victim.process.pid):
+        _signal(engine, signal.SIGKILL)
+
+
+async def _freeze(_: Fault, victim: Victim, links: Links) -> None:
+    await _stop_for(victim.process.pid, FROZEN_S)
+
+
+async def _freeze_engine(_: Fault, victim: Victim, links: Links) -> None:
+    async with trio.open_nursery() as nursery:
+        for engine in engines_of(victim.process.pid):
+            nursery.start_soon(_stop_for, engine, FROZEN_S)
+
+
+async def _slow(_: Fault, victim: Victim, links: Links) -> None:
+    with trio.move_on_after(SLOW_S):
+        while engines := engines_of(victim.process.pid):
+            for engine in engines:
+                await _stop_for(engine, SLOW_TURN_S * (1 - 1 / SLOW_FACTOR) / len(engines))
+            await trio.sleep(SLOW_TURN_S / SLOW_FACTOR)
+
+
+async def _partition(_: Fault, victim: Victim, links: Links) -> None:
+    with links.silence(frozenset((victim.name, other)) for other in victim.others):
+        await trio.sleep(SILENT_S)
+
+
+async def _silence_link(_: Fault, victim: Victim, links: Links) -> None:
+    with links.silence([victim.link]):
+        await trio.sleep(SILENT_S)
+
+
+async def _cut_link(_: Fault, victim: Victim, links: Links) -> None:
+    links.reset(victim.link)
+
+
+async def _corrupt(_: Fault, victim: Victim, links: Links) -> None:
+    links.spoil(victim.link)
+
+
+async def _lie(fault: Fault, victim: Victim, links: Links) -> None:
+    await _tell(victim.process, fault.lie.value)
+    await trio.sleep(LYING_S)
+    await _tell(victim.process, TRUTH)
+
+
+async def _tell(process: trio.Process, line: str) -> None:
+    if process.stdin is not None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await process.stdin.send_all(line.encode() + b"\n")
 
 
 async def _stop_for(pid: int, seconds: float) -> None:
@@ -90,3 +171,17 @@ async def _stop_for(pid: int, seconds: float) -> None:
 def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+_DONE_BY: dict[FaultKind, Callable[[Fault, Victim, Links], Awaitable[None]]] = {
+    FaultKind.KILL_NODE: _kill_node,
+    FaultKind.KILL_ENGINE: _kill_engine,
+    FaultKind.FREEZE: _freeze,
+    FaultKind.FREEZE_ENGINE: _freeze_engine,
+    FaultKind.SLOW: _slow,
+    FaultKind.PARTITION: _partition,
+    FaultKind.SILENT_LINK: _silence_link,
+    FaultKind.CUT_LINK: _cut_link,
+    FaultKind.CORRUPT: _corrupt,
+    FaultKind.LIE: _lie,
+}

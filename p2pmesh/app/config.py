@@ -203,12 +203,15 @@ class BenchPlannerOptions:
         _check_range("--layers", self.layers, 1, MAX_LAYERS)
 
 
-CHAOS_FAULTS = ("kill-node", "kill-engine", "freeze", "slow")
+CHAOS_FAULTS = (
+    "kill-node", "kill-engine", "freeze", "freeze-engine", "slow", "partition", "silent-link", "cut-link", "corrupt",
+    "lie",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """What ``p2pmesh chaos`` was asked to do. ``is_matrix``: one kill a request, at each stage and position."""
+    """What ``p2pmesh chaos`` was asked to do. ``is_matrix``: one fault a request, at each stage and position."""
 
     home: Path
     model: str | None = None
@@ -223,6 +226,7 @@ class ChaosOptions:
     is_matrix: bool = False
     positions: int = 20
     is_json: bool = False
+    peer_memory_bytes: int = 4 * GIB
 
     def __post_init__(self) -> None:
         _check_range("--stages", self.stages, 1, 16)
@@ -232,6 +236,8 @@ class ChaosOptions:
         _check_range("--parallel", self.parallel, 1, 64)
         _check_range("--every", int(self.every_s), 1, 3600)
         _check_range("--positions", self.positions, 1, 1000)
+        if self.peer_memory_bytes < 0:
+            raise _invalid("--peer-memory must not be negative")
         for name in self.faults:
             if name not in CHAOS_FAULTS:
                 text = f"--faults {name}: there are {', '.join(CHAOS_FAULTS)}"

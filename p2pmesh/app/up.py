@@ -62,6 +62,7 @@ from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 
 Emit = Callable[[Event], None]
+AlterNetwork = Callable[[Libp2pNetwork], Any]
 
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 MAX_ENGINE_BYTES = 64
@@ -74,8 +75,11 @@ HUB_RETRY_FIRST_S = 30.0
 HUB_RETRY_LONGEST_S = 600.0
 
 
-def run_up(options: UpOptions, emit: Emit) -> int:
-    """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on."""
+def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None) -> int:
+    """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on.
+
+    ``alter`` stands between the node and its network, in tests of what others bear.
+    """
     if options.invite is not None:
         read_invite(options.invite)  # before a home is made for it
     choice = choose(options.devices, options.gpu_layers, list_devices, lambda error: emit(events.error(error)))
@@ -96,7 +100,10 @@ def run_up(options: UpOptions, emit: Emit) -> int:
             logging.getLogger("trio.serve_listeners").addFilter(AcceptFailures(time.monotonic))
             return trio.run(
                 _Command(
-                    options, _Start(identity, ownership, standing, models, choice), (api_socket, console_socket), emit
+                    options,
+                    _Start(identity, ownership, standing, models, choice, alter),
+                    (api_socket, console_socket),
+                    emit,
                 ).run
             )
 
@@ -116,6 +123,7 @@ class _Start:
     standing: Standing
     models: ModelAccess
     devices: DeviceChoice
+    alter: AlterNetwork | None
 
 
 class _Command:
@@ -134,6 +142,7 @@ class _Command:
         self._standing = start.standing
         self._models = start.models
         self._devices = start.devices
+        self._alter = start.alter
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
@@ -197,6 +206,8 @@ class _Command:
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
         kept = HomeCredentials(self._options.home)
+        if self._alter is not None:
+            network = cast(Libp2pNetwork, self._alter(network))
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine"), self._devices))
         parts = NodeParts(neighbours, self._models.store, engines, HomeGrants(self._options.home))

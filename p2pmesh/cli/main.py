@@ -31,14 +31,15 @@ from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
 from p2pmesh.cli.parser import bench_decode_options, build_parser, chaos_options, chat_options, up_options
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code is 0, or one of ``cli.exit_codes``."""
+def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) -> int:
+    """Runs one command, of ``commands`` where they are not the usual ones; the exit code is 0, or one of
+    ``cli.exit_codes``."""
     try:
         args = build_parser().parse_args(argv)
     except SystemExit as ending:  # argparse has printed help, the version, or what is wrong
         return ending.code if isinstance(ending.code, int) else OK
     try:
-        return _COMMANDS[_command_name(args)](args)
+        return (commands or _COMMANDS)[_command_name(args)](args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -203,7 +204,9 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-_COMMANDS: Mapping[str, Callable[[Namespace], int]] = {
+Commands = Mapping[str, Callable[[Namespace], int]]
+
+_COMMANDS: Commands = {
     "up": _up,
     "chat": _chat,
     "status": _status,

@@ -142,7 +142,7 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _add_chaos(commands: Commands) -> None:
-    summary = "Serve a model on local nodes, kill and freeze its stages, and tell what was lost."
+    summary = "Serve a model on local nodes, make stages and links fail, and tell what was lost."
     add = _add_command(commands, "chaos", summary).add_argument
     add("--model", metavar="REF", help="default: the demo model")
     add("--stages", type=int, metavar="N", default=3, help="default: %(default)s")
@@ -154,6 +154,7 @@ def _add_chaos(commands: Commands) -> None:
     add("--faults", type=_names, metavar="F,F", default=CHAOS_FAULTS, help=f"of {', '.join(CHAOS_FAULTS)}")
     add("--seed", type=int, metavar="S", default=0, help="equal seeds, equal faults (default: %(default)s)")
     add("--matrix", action="store_true", help="one fault a request, at each stage and position, greedy and sampled")
+    add("--peer-memory", metavar="SIZE", type=_size, default="4GiB", help="of each peer (default: %(default)s)")
     add("--positions", type=int, metavar="N", default=20, help="of the matrix (default: %(default)s)")
     add("--json", action="store_true", help="as JSON")
 
@@ -256,7 +257,7 @@ def chaos_options(args: argparse.Namespace) -> ChaosOptions:
     """The options of ``chaos``."""
     return ChaosOptions(
         choose_home(args.home), args.model, args.stages, args.spares, args.requests, args.tokens, args.parallel,
-        args.every, args.faults, args.seed, args.matrix, args.positions, args.json,
+        args.every, args.faults, args.seed, args.matrix, args.positions, args.json, args.peer_memory,
     )  # fmt: skip
 
 

@@ -1,20 +1,28 @@
 """What chaos does by a seed, and what it makes of an answer."""
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import httpx
 import pytest
 import trio
 
-from p2pmesh.app.chaos import MOST_REFUSALS, Answer, ask, describe_chaos, question, undated
-from p2pmesh.app.chaos_faults import FaultKind, engines_of, inflict, plan_faults
-from p2pmesh.app.config import ChaosOptions
-from p2pmesh.base.errors import ConfigError
+from p2pmesh.app.chaos import check_fits, run_chaos
+from p2pmesh.app.chaos_faults import Fault, FaultKind, Victim, engines_of, inflict, plan_faults
+from p2pmesh.app.chaos_lies import Lie
+from p2pmesh.app.chaos_links import Links
+from p2pmesh.app.chaos_requests import MOST_REFUSALS, Answer, ask, question, undated
+from p2pmesh.app.config import CHAOS_FAULTS, ChaosOptions
+from p2pmesh.app.model_access import open_access
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.cli.parser import build_parser, chaos_options
+from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 KINDS = tuple(FaultKind)
 
@@ -24,6 +32,7 @@ def test_equal_seeds_give_equal_faults_and_more_of_them_begin_alike() -> None:
     assert faults[:50] == plan_faults(7, KINDS, 10.0, 3, 50)
     assert faults != plan_faults(8, KINDS, 10.0, 3, 200)
     assert {fault.kind for fault in faults} == set(KINDS)
+    assert {fault.lie for fault in faults} == set(Lie)
     assert {fault.stage for fault in faults} == {0, 1, 2}
     gaps = [after.at_s - before.at_s for before, after in pairwise(faults)]
     assert all(8.0 <= gap <= 12.001 for gap in gaps)
@@ -92,12 +101,19 @@ async def test_a_node_is_killed_and_frozen_and_let_go(autojump_clock: trio.testi
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE)
     try:
         assert engines_of(process.pid) == ()
-        with trio.move_on_after(1):
-            await inflict(FaultKind.FREEZE, process)
-        await inflict(FaultKind.SLOW, process)
-        assert process.poll() is None
-        await inflict(FaultKind.KILL_NODE, process)
-        assert process.returncode == -9
+        async with trio.open_nursery() as nursery:
+            victim, links = Victim("a", process, "", ()), Links(nursery, dict)
+
+            async def strike(kind: FaultKind) -> None:
+                await inflict(Fault(0.0, kind, 0), victim, links)
+
+            with trio.move_on_after(1):
+                await strike(FaultKind.FREEZE)
+            for kind in (FaultKind.FREEZE_ENGINE, FaultKind.SLOW, FaultKind.KILL_ENGINE):
+                await strike(kind)
+            assert process.poll() is None
+            await strike(FaultKind.KILL_NODE)
+            assert process.returncode == -9
     finally:
         if process.poll() is None:
             process.kill()
@@ -106,18 +122,51 @@ async def test_a_node_is_killed_and_frozen_and_let_go(autojump_clock: trio.testi
 def test_its_options_are_checked() -> None:
     given = chaos_options(build_parser().parse_args(["chaos", "--faults", "freeze,slow", "--spares", "0", "--matrix"]))
     assert (given.faults, given.spares, given.is_matrix) == (("freeze", "slow"), 0, True)
-    for wrong in ({"faults": ("melt",)}, {"stages": 0}, {"tokens": 1}, {"every_s": 0.5}):
+    for wrong in ({"faults": ("melt",)}, {"stages": 0}, {"tokens": 1}, {"every_s": 0.5}, {"peer_memory_bytes": -1}):
         with pytest.raises(ConfigError):
             ChaosOptions(given.home, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_report_says_what_was_lost() -> None:
-    report = {
-        "model": "m", "requests": 3, "outcomes": {"identical": 2, "failed": 1}, "faults": {"freeze": 1},
-        "refused_and_repeated": 4, "recoveries": 1, "inexact_recoveries": 0,
-        "stall_ms": {"median": 9, "p95": 9, "max": 9},
-        "details": ["failed after 3 pieces: gone"],
-    }  # fmt: skip
-    told = "\n".join(describe_chaos(report))
-    for part in ("3 requests of m: 2 identical, 1 failed", "1 freeze", "4 refusals", "median 9 ms", "failed after 3"):
-        assert part in told
+def test_every_fault_has_a_name_to_choose_it_by() -> None:
+    assert set(CHAOS_FAULTS) == {kind.value for kind in FaultKind}
+
+
+async def test_a_peer_is_told_to_lie_and_to_stop(autojump_clock: trio.testing.MockClock) -> None:
+    command = [sys.executable, "-c", "import sys; print([line for line in sys.stdin], flush=True)"]
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    async with trio.open_nursery() as nursery:
+        await inflict(Fault(0.0, FaultKind.LIE, 1, Lie.SHAPE), Victim("a", process, "b", ("b",)), Links(nursery, dict))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdin.aclose()
+    told = b"".join([bytes(chunk) async for chunk in process.stdout])
+    assert told == b"['shape\\n', 'truth\\n']\n"
+    await process.wait()
+
+
+def options(**changed: object) -> ChaosOptions:
+    return replace(ChaosOptions(Path("/nowhere")), **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"peer_memory_bytes": 1000}, "does not go on 4 peers of 1000 B in 3 stages"),
+        ({"peer_memory_bytes": 0, "spares": 0}, "does not go on 3 peers of 0 B in 3 stages"),
+        ({"stages": 9}, "does not go on 10 peers of 4.0 GiB in 9 stages"),
+    ],
+)
+async def test_what_can_never_be_served_is_not_tried(tmp_path: Path, changed: dict[str, object], told: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_llama(TinyShape(layers=6), seed=7))
+    model = await open_access(tmp_path).store.resolve(str(path))
+    check_fits(model, options())
+    with pytest.raises(Refused, match=told) as refusal:
+        check_fits(model, options(**changed))
+    assert refusal.value.code is ErrorCode.PLACEMENT_REFUSED
+    assert "\n" not in refusal.value.message
+
+
+def test_a_model_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.gguf"):
+        run_chaos(options(home=tmp_path, model=str(tmp_path / "nothing.gguf")), io.StringIO())
