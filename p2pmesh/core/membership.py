@@ -394,10 +394,12 @@ class MembershipMachine(Generic[A]):
             self._remove(other)
             made_room = (PeerForgotten(other),)
         self._tombstones.pop(peer, None)
-        self._end_inquiry(peer)
+        if self._inquiries:
+            self._end_inquiry(peer)
         self._members[peer] = _Member(announcement, lives_us, now)
         self._order.append(peer)
-        self._expiry_at = min(self._expiry_at, now + lives_us)
+        if now + lives_us < self._expiry_at:
+            self._expiry_at = now + lives_us
         if len(self._order) == 1:
             self._start_rounds(now)
         return (*made_room, PeerJoined(peer))
@@ -762,7 +764,8 @@ class MembershipMachine(Generic[A]):
         for peer, member in list(self._members.items()):
             due = member.announced_at + member.lives_us
             if due > now:
-                again = min(again, due)
+                if due < again:
+                    again = due
             elif peer in self._connected or peer in self._inquiries:
                 again = min(again, now + self._policy.probe_interval_us)
             else:

@@ -49,18 +49,28 @@ class ShardPolicy:
 
 
 DEFAULT_POLICY = ShardPolicy()
+_HEAD_BITS = 32
 
 
 @lru_cache(maxsize=16_384)
 def shard_bits_of(peer: PeerId, depth: int = MAX_SHARD_DEPTH) -> str:
     """The leading bits of sha256 of the peer id, as text of 0 and 1: the name of its shard at that depth."""
-    head = int.from_bytes(hashlib.sha256(peer.encode()).digest()[:4], "big")
-    return format(head, "032b")[:depth]
+    return format(_head_of(peer), f"0{_HEAD_BITS}b")[:depth]
+
+
+@lru_cache(maxsize=16_384)
+def _head_of(peer: PeerId) -> int:
+    return int.from_bytes(hashlib.sha256(peer.encode()).digest()[: _HEAD_BITS // 8], "big")
+
+
+def _shared_length(one: int, other: int, at_most: int) -> int:
+    """Leading bits in which two heads agree."""
+    return min(at_most, _HEAD_BITS - (one ^ other).bit_length())
 
 
 def shared_bits(one: PeerId, other: PeerId) -> int:
     """The depth down to which two peers are of one shard."""
-    return _shared_length(shard_bits_of(one), shard_bits_of(other))
+    return _shared_length(_head_of(one), _head_of(other), MAX_SHARD_DEPTH)
 
 
 def listening_bits(bits: str, depth: int, max_depth: int = MAX_SHARD_DEPTH) -> tuple[str, ...]:
@@ -172,6 +182,7 @@ class ShardMachine:
         "_depth",
         "_elsewhere",
         "_first_heard",
+        "_head",
         "_is_new",
         "_lonely_since",
         "_policy",
@@ -185,6 +196,7 @@ class ShardMachine:
     def __init__(self, own_peer: PeerId, policy: ShardPolicy = DEFAULT_POLICY) -> None:
         self.own_peer = own_peer
         self.bits = shard_bits_of(own_peer, policy.max_depth)
+        self._head = _head_of(own_peer)
         self._policy = policy
         self._depth = 0
         self._is_new = True
@@ -277,7 +289,8 @@ class ShardMachine:
                     return ()
             case DeadlinePassed():
                 pass
-        self._forget_old(now)
+        if self._elsewhere.peers:
+            self._forget_old(now)
         return self._settle(now)
 
     def _hear(self, peer: PeerId, depth: int, now: Micros) -> bool:
@@ -287,9 +300,13 @@ class ShardMachine:
             return False
         if known is None and (peer == self.own_peer or len(self._view.peers) >= self._policy.view_capacity):
             return False
-        self._elsewhere.take(peer)
-        self._forget(peer)
-        shared = self._shared(peer) if known is None else known[0]
+        if self._elsewhere.peers:
+            self._elsewhere.take(peer)
+        if known is None:
+            shared = self._shared(peer)
+        else:
+            shared = known[0]
+            self._forget(peer)
         self._view.put(peer, shared, depth, now)
         self._count += shared >= self._depth
         return True
@@ -306,7 +323,7 @@ class ShardMachine:
         return True
 
     def _shared(self, peer: PeerId) -> int:
-        return _shared_length(self.bits, shard_bits_of(peer, self._policy.max_depth))
+        return _shared_length(self._head, _head_of(peer), self._policy.max_depth)
 
     def _forget(self, peer: PeerId) -> bool:
         known = self._view.take(peer)
@@ -324,6 +341,9 @@ class ShardMachine:
             self._elsewhere.take(oldest)
 
     def _settle(self, now: Micros) -> tuple[Effect, ...]:
+        if self._is_at_rest():
+            self._small_since = self._lonely_since = None
+            return ()
         depth = self._depth
         self._depth = self._wanted_depth(now)
         self._end_newness(now)
@@ -337,6 +357,18 @@ class ShardMachine:
         listen = tuple(Listen(bits) for bits in after if bits not in before)
         leave = tuple(StopListening(bits) for bits in before if bits not in after)
         return (*listen, *leave, Moved(self._depth, left_bits))
+
+    def _is_at_rest(self) -> bool:
+        """Whether everything says at a glance that the depth is right, as it is mostly: what ``_wanted_depth`` weighs
+        at length would come to the same."""
+        view, policy = self._view, self._policy
+        return (
+            not self._is_new
+            and policy.up_below <= self._count <= policy.deeper_above
+            and len(view.peers) < policy.view_capacity
+            and 2 * view.depths[self._depth] > len(view.peers)
+            and not self._elsewhere.peers
+        )
 
     def _end_newness(self, now: Micros) -> None:
         first = now if self._first_heard is None else self._first_heard
@@ -432,7 +464,3 @@ def _lower_median(depths: list[int], count: int) -> int:
         if left <= 0:
             return depth
     raise AssertionError("every peer has a depth")
-
-
-def _shared_length(one: str, other: str) -> int:
-    return len(one) if one == other else len(one) - (int(one or "0", 2) ^ int(other or "0", 2)).bit_length()
