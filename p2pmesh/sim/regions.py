@@ -3,20 +3,33 @@
 Peers go by their numbers. Bytes are ``sim.traffic``'s, who runs is ``sim.overlay``'s.
 """
 
-from p2pmesh.sim.chance import MIX_FIRST, MIX_MASK, MIX_SECOND, MIX_STEP, mixed
+from p2pmesh.sim.chance import mixed
 from p2pmesh.sim.overlay_scenario import RegionLinks
+
+_HASH_MASK = 2**30 - 1
+"""A hash of one machine digit: this is asked for every probe."""
+_JITTERS = 1 << 16
+"""Drawn at the start, and used in turn: the same share of each value, and no order that anything could follow."""
 
 
 class Regions:
     """Ways between peers. A peer's region follows from the seed and its number alone."""
 
     def __init__(self, links: RegionLinks, seed: int) -> None:
-        self._links = links
-        self._one_way_us = links.one_way_us
+        self._weights = links.region_weights
+        self._ways_us = tuple(
+            tuple(tuple(way_us * percent // 100 for percent in links.spread_percent) for way_us in row)
+            for row in links.one_way_us
+        )
+        """From region to region, for each value of the spread."""
+        self._spreads = len(links.spread_percent)
         self._seed = mixed(seed)
-        self._draws = mixed(self._seed)
+        start, jitters = mixed(self._seed), links.jitter_percent
+        self._jitters = [jitters[mixed(start + turn) % len(jitters)] for turn in range(_JITTERS)]
+        self._turn = 0
         self._regions: list[int] = []
-        self._spread, self._jitter = links.spread_percent, links.jitter_percent
+        self._hashes: list[int] = []
+        """Of two peers the hashes, one xor the other, choose the spread of their link: any two are independent."""
         self._slow: dict[int, int] = {}
         self.boundary: int | None = None
         """The first peer beyond the partition, if there is one."""
@@ -25,32 +38,26 @@ class Regions:
         """The region of a peer."""
         regions = self._regions
         while number >= len(regions):
-            regions.append(self._draw_region(len(regions)))
+            drawn = mixed(self._seed ^ len(regions))
+            regions.append(self._region_at(drawn % sum(self._weights)))
+            self._hashes.append(mixed(drawn) & _HASH_MASK)
         return regions[number]
 
-    def _draw_region(self, number: int) -> int:
-        weights = self._links.region_weights
-        point = mixed(self._seed ^ number) % sum(weights)
-        for region, weight in enumerate(weights):
+    def _region_at(self, point: int) -> int:
+        for region, weight in enumerate(self._weights):
             point -= weight
             if point < 0:
                 return region
         raise AssertionError("the weights add up to more than every point")
 
     def one_way_us(self, a: int, b: int) -> int:
-        """From a to b now, jitter included. ``mixed`` is written out twice: this is asked for every probe."""
-        regions, spread, jitters = self._regions, self._spread, self._jitter
+        """From a to b now, jitter included."""
+        regions, hashes = self._regions, self._hashes
         if a >= len(regions) or b >= len(regions):
             self.region(max(a, b))
-        pair = ((self._seed ^ (a << 32 | b if a < b else b << 32 | a)) + MIX_STEP) & MIX_MASK
-        pair = ((pair ^ (pair >> 30)) * MIX_FIRST) & MIX_MASK
-        pair = ((pair ^ (pair >> 27)) * MIX_SECOND) & MIX_MASK
-        base_us = self._one_way_us[regions[a]][regions[b]] * spread[(pair ^ (pair >> 31)) % len(spread)] // 100
-        self._draws = drawn = self._draws + 1
-        drawn = (drawn + MIX_STEP) & MIX_MASK
-        drawn = ((drawn ^ (drawn >> 30)) * MIX_FIRST) & MIX_MASK
-        drawn = ((drawn ^ (drawn >> 27)) * MIX_SECOND) & MIX_MASK
-        way_us = base_us + base_us * jitters[(drawn ^ (drawn >> 31)) % len(jitters)] // 100
+        self._turn = turn = (self._turn + 1) % _JITTERS
+        base_us = self._ways_us[regions[a]][regions[b]][(hashes[a] ^ hashes[b]) % self._spreads]
+        way_us = base_us + base_us * self._jitters[turn] // 100
         slow = self._slow
         return way_us + slow.get(a, 0) + slow.get(b, 0) if slow else way_us
 
