@@ -162,10 +162,10 @@ async def send_json(send: Send, status: int, value: Any, headers: Headers = ()) 
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_error(send: Send, error: P2PMeshError, retry_after_s: int, prompt_param: str | None = None) -> None:
-    """An error as a whole answer."""
+async def send_error(send: Send, error: P2PMeshError, retry_after_s: int, body: dict[str, Any] | None = None) -> None:
+    """An error as a whole answer; ``body`` where the endpoint has a shape of its own for it."""
     headers = error_headers(error, retry_after_s)
-    await send_json(send, http_error(error).status, error_body(error, prompt_param), headers)
+    await send_json(send, http_error(error).status, error_body(error) if body is None else body, headers)
 
 
 class EventStream:
@@ -188,9 +188,10 @@ class EventStream:
         """Whether the status line is on its way."""
         return self._started.is_set()
 
-    async def write(self, *payloads: str) -> None:
-        """One ``data:`` event for each payload, in one piece."""
-        await self._put("".join(f"data: {payload}\n\n" for payload in payloads))
+    async def write(self, *events: tuple[str, str | None]) -> None:
+        """One event for each payload and name, in one piece; most have no name."""
+        lines = (f"event: {name}\ndata: {payload}\n\n" if name else f"data: {payload}\n\n" for payload, name in events)
+        await self._put("".join(lines))
 
     async def comment(self, *lines: str) -> None:
         """Lines that clients read over."""

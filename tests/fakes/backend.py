@@ -41,6 +41,8 @@ class FakeBackend:
     """Implements ``p2pmesh.api.backend.Backend``; ``outcomes`` records how each generation's scope was left."""
 
     script: tuple[Step, ...] = say("Hel", "lo")
+    scripts: dict[int, tuple[Step, ...]] = field(default_factory=dict)
+    """Of single choices, by their sequence."""
     entry_error: P2PMeshError | None = None
     listings: tuple[ModelListing, ...] = (ModelListing(MODEL, 1_700_000_000),)
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -67,7 +69,10 @@ class FakeBackend:
         outcome = "left"
         try:
             # a nursery, because the node has one here as well: errors inside come out in groups
-            async with trio.open_nursery(), aclosing(self._play()) as events:
+            async with (
+                trio.open_nursery(),
+                aclosing(self._play(self.scripts.get(request.sequence, self.script))) as events,
+            ):
                 yield events
         except trio.Cancelled:
             outcome = "cancelled"
@@ -79,8 +84,8 @@ class FakeBackend:
             self.outcomes.append(outcome)
             self.ended.set()
 
-    async def _play(self) -> AsyncGenerator[GenerationEvent]:
-        for step in self.script:
+    async def _play(self, script: tuple[Step, ...]) -> AsyncGenerator[GenerationEvent]:
+        for step in script:
             if isinstance(step, Exception):
                 raise step
             if callable(step):

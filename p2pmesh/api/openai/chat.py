@@ -3,47 +3,105 @@
 How answers are sent stays in ``endpoint``; parameters shared with the older endpoint in ``parameters``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
+from p2pmesh.api.errors import error_body, invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, as_fields, check_text, wrong_type
+from p2pmesh.api.openai.logprobs import chat_logprobs
 from p2pmesh.api.openai.parameters import (
     CHAT_HARMLESS,
     IMPLEMENTED,
     Call,
     check_names,
+    fan_out,
     read_max_tokens,
     read_model,
+    read_n,
     read_sampling,
     read_stop,
     read_stream,
 )
-from p2pmesh.api.openai.shape import NO_FIELDS, AnswerHead, Piece, Usage
-from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES
-from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationRequest, Prompt
+from p2pmesh.api.openai.reading import ChatReader
+from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
+from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOP_LOGPROBS
+from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationRequest, GenerationStarted, Prompt
 
-_IMPLEMENTED = IMPLEMENTED | {"messages", "max_completion_tokens"}
+CHAT_IMPLEMENTED = IMPLEMENTED | {
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "reasoning_effort",
+    "prediction",
+}
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _UNSUPPORTED_ROLES = frozenset({"tool", "function"})
 _EMPTY_IN_HISTORY = frozenset({"tool_calls", "annotations"})
+_KEPT_OUT_OF_HISTORY = frozenset({"reasoning_content", "reasoning"})
+"""What an earlier answer was thought up by: clients send it back with the message, models are not to see it again."""
 _MAX_PARTS = 1024
 
 
 def parse_chat(body: dict[str, Any], request_id: bytes, random_seed: Callable[[], int]) -> Call:
     """A chat request; ``RequestError`` names the parameter at fault."""
     fields = Fields(body)
-    check_names(fields, _IMPLEMENTED, CHAT_HARMLESS)
+    check_names(fields, CHAT_IMPLEMENTED, CHAT_HARMLESS)
     is_streamed, wants_usage_chunk = read_stream(fields)
+    _check_prediction(fields)
+    top_logprobs = _read_top_logprobs(fields)
+    prompt = Prompt(messages=_read_messages(fields), reasoning_effort=read_effort(fields, "reasoning_effort"))
+    n = read_n(fields)
     request = GenerationRequest(
         request_id=request_id,
         model=read_model(fields),
-        prompt=Prompt(messages=_read_messages(fields)),
+        prompt=prompt,
         sampling=read_sampling(fields, random_seed),
         stop=read_stop(fields),
         max_tokens=_read_limit(fields),
+        top_logprobs=top_logprobs,
     )
-    return Call(request, is_streamed, wants_usage_chunk, fields.boolean("return_token_ids"))
+    return Call(
+        fan_out(request, (prompt,), n),
+        is_streamed,
+        wants_usage_chunk,
+        fields.boolean("return_token_ids"),
+        shows_logprobs=top_logprobs is not None,
+        n=n,
+        candidates=n,
+    )
+
+
+def read_effort(fields: Fields, name: str) -> str:
+    """A reasoning effort in OpenAI's words; empty without one."""
+    if not fields.has(name):
+        return ""
+    param = fields.param(name)
+    effort = check_text(fields.values[name], param, MAX_TEXT_BYTES)
+    if effort not in REASONING_EFFORTS:
+        raise invalid_parameter(param, f"{param} must be one of {', '.join(REASONING_EFFORTS)}")
+    return effort
+
+
+def _read_top_logprobs(fields: Fields) -> int | None:
+    count = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if fields.boolean("logprobs"):
+        return count or 0
+    if count:
+        raise invalid_parameter("top_logprobs", "top_logprobs may be given only when logprobs is true")
+    return None
+
+
+def _check_prediction(fields: Fields) -> None:
+    """A prediction makes an answer faster at best, never another one; no use is made of it yet, and usage says so."""
+    prediction = fields.object("prediction")
+    if prediction is None:
+        return
+    check_names(prediction, frozenset({"type", "content"}), {})
+    if prediction.required_text("type", 64) != "content":
+        raise unsupported_parameter("prediction.type", "prediction.type is supported only as 'content'")
+    _read_content(prediction, may_be_null=False)
 
 
 def _read_limit(fields: Fields) -> int | None:
@@ -72,6 +130,9 @@ def _read_message(message: Fields) -> ChatMessage:
 
 def _check_message_names(message: Fields) -> None:
     for name, value in message.values.items():
+        if name in _KEPT_OUT_OF_HISTORY and message.values.get("role") == "assistant" and value is not None:
+            check_text(value, message.param(name), MAX_TEXT_BYTES, may_be_empty=True)
+            continue
         is_empty = value is None or (name in _EMPTY_IN_HISTORY and value == [])
         if name not in {"role", "content"} and not is_empty:
             param = message.shown_param(name)
@@ -113,36 +174,102 @@ class ChatShape:
         """See ``parse_chat``."""
         return parse_chat(body, request_id, random_seed)
 
-    def whole(self, head: AnswerHead, piece: Piece, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
+        """A reader that tells reasoning apart."""
+        return ChatReader(
+            wants_token_ids=call.wants_token_ids,
+            has_logprobs=call.shows_logprobs,
+            is_reasoning=started.is_reasoning,
+        )
+
+    def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason.value}
-        choice |= piece.token_fields()
-        return {**head.fields("chat.completion"), "choices": [choice], "usage": usage.fields(), **head.prompt_fields()}
+        shown = [_whole_choice(choice) for choice in choices]
+        return {
+            **head.fields("chat.completion"),
+            "choices": shown,
+            "usage": usage.fields(),
+            **choices[0].prompt_fields(),
+        }
 
-    def opening(self, head: AnswerHead) -> dict[str, Any] | None:
-        """The first chunk, which names the role."""
-        return self._chunk(head, {"role": "assistant", "content": "", "refusal": None}, None) | head.prompt_fields()
+    def stream(self, call: Call) -> "ChatStream":
+        """The answer in chunks."""
+        return ChatStream(call)
 
-    def delta(self, head: AnswerHead, piece: Piece) -> dict[str, Any]:
-        """A chunk of content."""
-        return self._chunk(head, {"content": piece.text}, None, piece.token_fields())
+    def error(self, error: P2PMeshError) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return error_body(error, self.prompt_param)
 
-    def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
+
+def _whole_choice(choice: Choice) -> dict[str, Any]:
+    piece = choice.piece
+    message = {"role": "assistant", "content": piece.text, "refusal": None, **_reasoning_fields(piece)}
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": chat_logprobs(piece.logprobs) if piece.logprobs else None,
+        "finish_reason": choice.reason.value,
+        **piece.token_fields(),
+    }
+
+
+def _reasoning_fields(piece: Piece) -> dict[str, Any]:
+    """Under the names of DeepSeek's API and of OpenRouter's, since clients read either."""
+    return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
+
+
+class ChatStream:
+    """Chunks of a chat answer."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._head: AnswerHead | None = None
+
+    def begin(self, head: AnswerHead) -> Events:
+        """Nothing before the first choice."""
+        self._head = head
+        return ()
+
+    def open(self, index: int, prompt_token_ids: tuple[int, ...] | None) -> Events:
+        """The chunk that names the role."""
+        chunk = self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+        if prompt_token_ids is not None and index == 0:
+            chunk["prompt_token_ids"] = list(prompt_token_ids)
+        return (ServerEvent(chunk),)
+
+    def add(self, index: int, piece: Piece) -> Events:
+        """A chunk of what is thought, one of what is said; neither without any."""
+        events: list[ServerEvent] = []
+        if piece.reasoning:
+            events.append(ServerEvent(self._chunk(index, _reasoning_fields(piece))))
+        if piece.text or piece.logprobs or self._call.wants_token_ids:
+            chunk = self._chunk(index, {"content": piece.text})
+            chunk["choices"][0] |= piece.token_fields()
+            if piece.logprobs:
+                chunk["choices"][0]["logprobs"] = chat_logprobs(piece.logprobs)
+            events.append(ServerEvent(chunk))
+        return events
+
+    def close(self, index: int, reason: FinishReason) -> Events:
         """The chunk that carries the finish reason and no content."""
-        return self._chunk(head, {}, reason)
+        return (ServerEvent(self._chunk(index, {}, reason)),)
 
-    def usage(self, head: AnswerHead, usage: Usage) -> dict[str, Any]:
-        """The chunk that ``stream_options.include_usage`` asks for."""
-        return {**head.fields("chat.completion.chunk"), "choices": [], "usage": usage.fields()}
+    def finish(self, usage: Usage) -> Events:
+        """The usage, if ``stream_options.include_usage`` asks for it, and the end mark."""
+        assert self._head is not None
+        end = ServerEvent("[DONE]")
+        if not self._head.wants_usage_chunk:
+            return (end,)
+        return (
+            ServerEvent({**self._head.fields("chat.completion.chunk"), "choices": [], "usage": usage.fields()}),
+            end,
+        )
 
-    def _chunk(
-        self,
-        head: AnswerHead,
-        delta: dict[str, Any],
-        reason: FinishReason | None,
-        token_fields: Mapping[str, Any] = NO_FIELDS,
-    ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason and reason.value}
-        choice |= token_fields
-        return {**head.fields("chat.completion.chunk"), "choices": [choice], **head.usage_placeholder()}
+    def fail(self, error: P2PMeshError) -> Events:
+        """The error as an event, without an end mark."""
+        return (ServerEvent(error_body(error, ChatShape.prompt_param)),)
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: FinishReason | None = None) -> dict[str, Any]:
+        assert self._head is not None
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason and reason.value}
+        return {**self._head.fields("chat.completion.chunk"), "choices": [choice], **self._head.usage_placeholder()}

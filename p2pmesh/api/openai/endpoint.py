@@ -1,17 +1,19 @@
-"""One completion endpoint as an ASGI application: read, parse, generate, answer, and stop when the client leaves.
+"""One generating endpoint as an ASGI application: read, parse, generate, answer, and stop when the client leaves.
 
-Owns the order of things on the connection. Errors before the first byte become an HTTP status; therefore nothing is
-sent before the driver has admitted the request (``GenerationStarted``). What a body means stays with the shapes.
+Owns the order of things on the connection, and that a request with several choices is as many generations, a bounded
+number at a time. Errors before the first byte become an HTTP status; therefore nothing is sent before a driver has
+admitted a choice (``GenerationStarted``). What a body means stays with the shapes.
 """
 
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Protocol
 
 import trio
 from starlette.types import Receive, Scope, Send
 
 from p2pmesh.api.backend import Backend
-from p2pmesh.api.errors import error_body, error_of
+from p2pmesh.api.errors import error_of
 from p2pmesh.api.exchange import (
     ClientGone,
     EventStream,
@@ -24,28 +26,50 @@ from p2pmesh.api.exchange import (
     send_json,
 )
 from p2pmesh.api.openai.fields import decode_object
+from p2pmesh.api.openai.logprobs import mean_logprob
 from p2pmesh.api.openai.parameters import Call
-from p2pmesh.api.openai.shape import AnswerHead, AnswerShape, Piece, Usage
+from p2pmesh.api.openai.shape import (
+    AnswerHead,
+    AnswerShape,
+    Choice,
+    ChoiceReader,
+    Events,
+    Piece,
+    ServerEvent,
+    StreamShape,
+    Usage,
+)
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
-from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationFinished, GenerationStarted
+from p2pmesh.wire.generation import (
+    FinishReason,
+    GenerationDelta,
+    GenerationEvent,
+    GenerationFinished,
+    GenerationStarted,
+    TokenLogprob,
+)
 
-_DONE = "[DONE]"
+CONCURRENT_CHOICES = 8
+"""Choices of one request that are generated at a time: one client must not take all lanes of a model."""
 
 
 class Answer(Protocol):
-    """The way in which one answer is sent."""
+    """The way in which one answer is sent. Events of a choice come in order, those of several in any."""
 
-    async def begin(self, started: GenerationStarted) -> None:
-        """The request was admitted."""
+    async def begin(self, index: int, started: GenerationStarted) -> None:
+        """The choice was admitted."""
 
-    async def add(self, delta: GenerationDelta) -> None:
+    async def add(self, index: int, delta: GenerationDelta) -> None:
         """More tokens; the text is empty where it lags behind."""
 
-    async def finish(self, finished: GenerationFinished) -> None:
-        """The generation ended well; its lane is free again."""
+    async def close(self, index: int, finished: GenerationFinished) -> None:
+        """The choice is complete."""
+
+    async def finish(self) -> None:
+        """All choices are, and their lanes are free again."""
 
     async def fail(self, error: P2PMeshError) -> None:
-        """The generation ended badly, or never began."""
+        """A generation ended badly, or never began."""
 
 
 class GenerationEndpoint:
@@ -59,7 +83,7 @@ class GenerationEndpoint:
         try:
             call = await self._accept(scope, receive)
         except P2PMeshError as error:
-            await send_error(send, error, self._backend.status_retry_after_s())
+            await _send_refusal(send, self._backend, self._shape, error)
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_disconnect, receive, nursery.cancel_scope)
@@ -84,22 +108,40 @@ class GenerationEndpoint:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""
         try:
             try:
-                async with self._backend.generate(call.request) as events:
-                    finished = await _relay(events, answer)
-                await answer.finish(finished)
+                await self._generate_all(call, answer)
+                await answer.finish()
             except Exception as raised:  # noqa: BLE001 - the edge: any failure of a generation becomes an answer
                 if not is_client_gone(raised):
                     await answer.fail(error_of(raised) or internal_error(raised))
         except ClientGone:
             return
 
+    async def _generate_all(self, call: Call, answer: Answer) -> None:
+        if len(call.requests) == 1:
+            await self._generate_one(call, 0, answer)
+            return
+        turns = trio.Semaphore(CONCURRENT_CHOICES)
+        async with trio.open_nursery() as nursery:
+            for index in range(len(call.requests)):
+                nursery.start_soon(self._generate_in_turn, turns, call, index, answer)
 
-async def _relay(events: AsyncIterator[GenerationEvent], answer: Answer) -> GenerationFinished:
+    async def _generate_in_turn(self, turns: trio.Semaphore, call: Call, index: int, answer: Answer) -> None:
+        async with turns:
+            await self._generate_one(call, index, answer)
+
+    async def _generate_one(self, call: Call, index: int, answer: Answer) -> None:
+        """The lane is free before the client is told of the end, which it may be slow to take."""
+        async with self._backend.generate(call.requests[index]) as events:
+            finished = await _relay(events, answer, index)
+        await answer.close(index, finished)
+
+
+async def _relay(events: AsyncIterator[GenerationEvent], answer: Answer, index: int) -> GenerationFinished:
     async for event in events:
         if isinstance(event, GenerationStarted):
-            await answer.begin(event)
+            await answer.begin(index, event)
         elif isinstance(event, GenerationDelta):
-            await answer.add(event)
+            await answer.add(index, event)
         else:
             return event
     raise LocalProtocolError(ErrorCode.INTERNAL, "the generation ended without saying why")
@@ -118,15 +160,47 @@ async def _ping(stream: EventStream, scope: trio.CancelScope) -> None:
         scope.cancel()
 
 
+async def _send_refusal(send: Send, backend: Backend, shape: AnswerShape, error: P2PMeshError) -> None:
+    await send_error(send, error, backend.status_retry_after_s(), shape.error(error))
+
+
 class _AnswerFacts:
-    """What both ways of answering remember between the events of a generation."""
+    """What both ways of answering remember between the events of the generations."""
 
     def __init__(self, backend: Backend, shape: AnswerShape, call: Call) -> None:
         self._backend = backend
         self._shape = shape
         self._call = call
-        self._started: GenerationStarted | None = None
         self._created_unix_s = backend.now_unix_s()
+        self._started: GenerationStarted | None = None
+        """Of the choice that was admitted first."""
+        self._readers: dict[int, ChoiceReader] = {}
+        self._prompt_tokens: dict[int, int] = {}
+        """By prompt, each counted once however many choices it has."""
+        self._finished: list[GenerationFinished] = []
+
+    def _note_start(self, index: int, started: GenerationStarted) -> None:
+        self._started = self._started or started
+        self._readers[index] = self._shape.reader(self._call, started)
+        self._prompt_tokens[self._call.prompt_of(index)] = len(started.prompt_tokens)
+
+    def _reader(self, index: int) -> ChoiceReader:
+        reader = self._readers.get(index)
+        if reader is None:
+            raise LocalProtocolError(ErrorCode.INTERNAL, "the generation produced text before it had started")
+        return reader
+
+    def _note_end(self, index: int, finished: GenerationFinished) -> tuple[Piece, FinishReason]:
+        self._finished.append(finished)
+        return self._reader(index).finish(finished)
+
+    def _prompt_ids(self, started: GenerationStarted) -> tuple[int, ...] | None:
+        return started.prompt_tokens if self._call.wants_token_ids else None
+
+    def _echo(self, index: int) -> Piece | None:
+        if not self._call.echoes:
+            return None
+        return Piece(self._call.echoes[index], () if self._call.wants_token_ids else None)
 
     def _head(self) -> AnswerHead:
         return AnswerHead(
@@ -135,14 +209,14 @@ class _AnswerFacts:
             model=self._call.request.model,
             fingerprint=self._require_started().fingerprint,
             wants_usage_chunk=self._call.wants_usage_chunk,
-            prompt_token_ids=self._require_started().prompt_tokens if self._call.wants_token_ids else None,
         )
 
-    def _piece(self, text: str, tokens: tuple[int, ...]) -> Piece:
-        return Piece(text, tokens if self._call.wants_token_ids else None)
-
-    def _usage(self, finished: GenerationFinished) -> Usage:
-        return Usage(len(self._require_started().prompt_tokens), finished.completion_tokens)
+    def _usage(self) -> Usage:
+        return Usage(
+            sum(self._prompt_tokens.values()),
+            sum(finished.completion_tokens for finished in self._finished),
+            sum(reader.reasoning_tokens for reader in self._readers.values()),
+        )
 
     def _require_started(self) -> GenerationStarted:
         if self._started is None:
@@ -152,6 +226,14 @@ class _AnswerFacts:
     def _route_headers(self) -> list[tuple[bytes, bytes]]:
         return [(b"x-p2pmesh-run-id", self._require_started().run_id.hex().encode())]
 
+    def _recovery_facts(self) -> list[tuple[bytes, bytes]]:
+        """What a client may know of losses: none of it without one."""
+        recoveries = sum(finished.recoveries for finished in self._finished)
+        if recoveries == 0:
+            return []
+        kind = b"exact" if all(finished.is_exact for finished in self._finished) else b"inexact"
+        return [(b"x-p2pmesh-recoveries", b"%d" % recoveries), (b"x-p2pmesh-recovery", kind)]
+
 
 class WholeAnswer(_AnswerFacts):
     """One JSON object when all is done."""
@@ -159,27 +241,62 @@ class WholeAnswer(_AnswerFacts):
     def __init__(self, backend: Backend, shape: AnswerShape, call: Call, send: Send) -> None:
         super().__init__(backend, shape, call)
         self._send = send
-        self._pieces: list[str] = []
-        self._tokens: list[int] = []
+        self._parts: dict[int, list[Piece]] = {}
+        self._prompts: dict[int, tuple[int, ...] | None] = {}
+        self._reasons: dict[int, FinishReason] = {}
 
-    async def begin(self, started: GenerationStarted) -> None:
+    async def begin(self, index: int, started: GenerationStarted) -> None:
         """Notes the head."""
-        self._started = started
+        self._note_start(index, started)
+        self._prompts[index] = self._prompt_ids(started)
+        echo = self._echo(index)
+        self._parts[index] = [] if echo is None else [echo]
 
-    async def add(self, delta: GenerationDelta) -> None:
+    async def add(self, index: int, delta: GenerationDelta) -> None:
         """Collects; the backend bounds the number of tokens by the context."""
-        self._pieces.append(delta.text)
-        self._tokens += delta.tokens
+        piece = self._reader(index).add(delta)
+        self._parts[index].append(piece)
 
-    async def finish(self, finished: GenerationFinished) -> None:
+    async def close(self, index: int, finished: GenerationFinished) -> None:
+        """Collects what was held back."""
+        piece, self._reasons[index] = self._note_end(index, finished)
+        self._parts[index].append(piece)
+
+    async def finish(self) -> None:
         """Sends the answer."""
-        piece = self._piece("".join(self._pieces) + finished.text, tuple(self._tokens))
-        whole = self._shape.whole(self._head(), piece, finished.reason, self._usage(finished))
-        await send_json(self._send, 200, whole, [*self._route_headers(), *_recovery_facts(finished)])
+        whole = self._shape.whole(self._head(), self._choices(), self._usage())
+        await send_json(self._send, 200, whole, [*self._route_headers(), *self._recovery_facts()])
+
+    def _choices(self) -> list[Choice]:
+        """Those to show, numbered anew: of each prompt the best ``n``, which are all unless ``best_of`` is above it."""
+        call = self._call
+        shown: list[Choice] = []
+        for first in range(0, len(call.requests), call.candidates):
+            group = [self._choice(index) for index in range(first, first + call.candidates)]
+            if call.candidates > call.n:  # sorting is stable: among equals the earlier one
+                group = sorted(group, key=lambda choice: -mean_logprob(choice.piece.logprobs))[: call.n]
+            shown += group
+        return [replace(self._as_asked(choice), index=index) for index, choice in enumerate(shown)]
+
+    def _as_asked(self, choice: Choice) -> Choice:
+        """Without the log probabilities that only ``best_of`` had use for."""
+        return choice if self._call.shows_logprobs else replace(choice, piece=replace(choice.piece, logprobs=()))
+
+    def _choice(self, index: int) -> Choice:
+        parts = self._parts[index]
+        ids = tuple(token for part in parts for token in part.token_ids or ())
+        logprobs: tuple[TokenLogprob, ...] = tuple(one for part in parts for one in part.logprobs)
+        piece = Piece(
+            "".join(part.text for part in parts),
+            ids if self._call.wants_token_ids else None,
+            "".join(part.reasoning for part in parts),
+            logprobs,
+        )
+        return Choice(index, piece, self._reasons[index], self._prompts[index])
 
     async def fail(self, error: P2PMeshError) -> None:
         """Sends the error in its place."""
-        await send_error(self._send, error, self._backend.status_retry_after_s(), self._shape.prompt_param)
+        await _send_refusal(self._send, self._backend, self._shape, error)
 
 
 class StreamedAnswer(_AnswerFacts):
@@ -189,48 +306,55 @@ class StreamedAnswer(_AnswerFacts):
         super().__init__(backend, shape, call)
         self._stream = stream
         self._send = send
+        self._events: StreamShape = shape.stream(call)
+        self._is_open = trio.Event()
 
-    async def begin(self, started: GenerationStarted) -> None:
-        """Sends the headers and the opening chunk."""
-        self._started = started
-        await self._stream.start(self._route_headers())
-        opening = self._shape.opening(self._head())
-        if opening is not None:
-            await self._write(opening)
+    async def begin(self, index: int, started: GenerationStarted) -> None:
+        """Sends the headers with the first choice, and what opens each."""
+        is_first = self._started is None
+        self._note_start(index, started)
+        if is_first:
+            await self._stream.start(self._route_headers())
+            await self._write(self._events.begin(self._head()))
+            self._is_open.set()
+        await self._is_open.wait()
+        await self._write(self._events.open(index, self._prompt_ids(started)))
+        echo = self._echo(index)
+        if echo is not None:
+            await self._write(self._events.add(index, echo))
 
-    async def add(self, delta: GenerationDelta) -> None:
-        """Sends a chunk; one without text only to a client that wants the tokens."""
-        if delta.text or self._call.wants_token_ids:
-            await self._write(self._shape.delta(self._head(), self._piece(delta.text, delta.tokens)))
+    async def add(self, index: int, delta: GenerationDelta) -> None:
+        """Sends what there is to show; a piece without text only to a client that wants the tokens."""
+        piece = self._reader(index).add(delta)
+        if piece.is_shown():
+            await self._write(self._events.add(index, piece))
 
-    async def finish(self, finished: GenerationFinished) -> None:
-        """Sends the text held back, the finish reason, the usage if asked for, and the end mark."""
-        head = self._head()
-        chunks = [self._shape.delta(head, self._piece(finished.text, ()))] if finished.text else []
-        chunks.append(self._shape.closing(head, finished.reason))
-        if head.wants_usage_chunk:
-            chunks.append(self._shape.usage(head, self._usage(finished)))
-        facts = [f"{name.decode()}: {value.decode()}" for name, value in _recovery_facts(finished)]
+    async def close(self, index: int, finished: GenerationFinished) -> None:
+        """Sends the text held back and the finish reason."""
+        piece, reason = self._note_end(index, finished)
+        held_back = self._events.add(index, piece) if piece.is_shown() else ()
+        await self._write((*held_back, *self._events.close(index, reason)))
+
+    async def finish(self) -> None:
+        """Sends the usage if asked for, and the end mark."""
+        facts = [f"{name.decode()}: {value.decode()}" for name, value in self._recovery_facts()]
         if facts:  # the headers are long gone; clients read over comments, so the body is that of an undisturbed run
             await self._stream.comment(*facts)
-        await self._stream.write(*(encode_json(chunk) for chunk in chunks), _DONE)
+        await self._write(self._events.finish(self._usage()))
         await self._stream.end()
 
     async def fail(self, error: P2PMeshError) -> None:
         """An HTTP status before the first byte, an event after it."""
         if not self._stream.has_started():
-            await send_error(self._send, error, self._backend.status_retry_after_s(), self._shape.prompt_param)
+            await _send_refusal(self._send, self._backend, self._shape, error)
             return
-        await self._stream.write(encode_json(error_body(error, self._shape.prompt_param)))
+        await self._write(self._events.fail(error))
         await self._stream.end()
 
-    async def _write(self, chunk: dict[str, Any]) -> None:
-        await self._stream.write(encode_json(chunk))
+    async def _write(self, events: Events) -> None:
+        if events:
+            await self._stream.write(*((_payload(event), event.name) for event in events))
 
 
-def _recovery_facts(finished: GenerationFinished) -> list[tuple[bytes, bytes]]:
-    """What a client may know of losses: none of it without one."""
-    if finished.recoveries == 0:
-        return []
-    kind = b"exact" if finished.is_exact else b"inexact"
-    return [(b"x-p2pmesh-recoveries", b"%d" % finished.recoveries), (b"x-p2pmesh-recovery", kind)]
+def _payload(event: ServerEvent) -> str:
+    return event.data if isinstance(event.data, str) else encode_json(event.data)

@@ -4,18 +4,22 @@ Three kinds and no fourth, so that none is dropped silently: *implemented* ones 
 at the values (in ``HARMLESS``) where ignoring them changes nothing, everything else is a 400 ``unsupported_parameter``.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType
 from typing import Any
 
 from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, check_text, describe_type, wrong_type
 from p2pmesh.base.errors import RemoteProtocolError
-from p2pmesh.base.limits import MAX_NAME_BYTES, MAX_STOP_BYTES, MAX_STOP_SEQUENCES
-from p2pmesh.wire.generation import MAX_SEED, GenerationRequest, SamplingParameters
+from p2pmesh.base.limits import MAX_LOGIT_BIAS, MAX_NAME_BYTES, MAX_SEQUENCE, MAX_STOP_BYTES, MAX_STOP_SEQUENCES
+from p2pmesh.wire.generation import MAX_SEED, GenerationRequest, Prompt, SamplingParameters
 
 MAX_TOKENS = 2**31 - 1
+MAX_TOKEN_ID = 2**31 - 1
+MAX_CHOICES = MAX_SEQUENCE + 1
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _MIN_SEED = -(2**63)
 
 SAMPLING_NUMBERS = (
@@ -26,11 +30,25 @@ SAMPLING_NUMBERS = (
     "frequency_penalty",
     "repeat_penalty",
 )
-"""Read under OpenAI's names; ``top_k``, ``min_p`` and ``repeat_penalty`` are extensions that others offer too, and so
-is ``return_token_ids``, with vLLM's name and shape."""
+"""Read under OpenAI's names; ``top_k``, ``min_p`` and ``repeat_penalty`` (also ``repetition_penalty``) are extensions
+that others offer too, and so is ``return_token_ids``, with vLLM's name and shape."""
 
 IMPLEMENTED = frozenset(
-    {*SAMPLING_NUMBERS, "top_k", "model", "max_tokens", "seed", "stop", "stream", "stream_options", "return_token_ids"}
+    {
+        *SAMPLING_NUMBERS,
+        "repetition_penalty",
+        "top_k",
+        "logit_bias",
+        "logprobs",
+        "model",
+        "max_tokens",
+        "n",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "return_token_ids",
+    }
 )
 """Read by both endpoints; each adds its own."""
 
@@ -74,20 +92,15 @@ HARMLESS: Mapping[str, Harmless] = MappingProxyType(
         # hints that change cost, never the answer
         "prompt_cache_key": _LABEL,
         "prompt_cache_retention": _LABEL,
-        # values that ask for nothing
-        "n": Harmless((int,), _only(1), "1"),
-        "logit_bias": Harmless((dict,), _empty, "an empty object"),
+        "prompt_cache_options": Harmless((dict,), _anything, "an object"),
     }
 )
 
 CHAT_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         **HARMLESS,
-        "logprobs": Harmless((bool,), _only(False), "false"),
-        "top_logprobs": Harmless((int,), _only(0), "0"),
         "modalities": Harmless((list,), _only(["text"]), "['text']"),
         "response_format": Harmless((dict,), _only({"type": "text"}), "{'type': 'text'}"),
-        "reasoning_effort": Harmless((str,), _only("none"), "'none'"),
         "verbosity": Harmless((str,), _only("medium"), "'medium'"),
         "tools": _NO_TOOLS,
         "functions": _NO_TOOLS,
@@ -100,10 +113,6 @@ CHAT_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
 COMPLETIONS_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         **HARMLESS,
-        "best_of": Harmless((int,), _only(1), "1"),
-        "echo": Harmless((bool,), _only(False), "false"),
-        # 0 would ask for the log probability of each chosen token
-        "logprobs": Harmless((int, bool), _only(False), "null"),
         "suffix": Harmless((str,), _empty, "an empty string"),
     }
 )
@@ -115,12 +124,29 @@ STREAM_OPTIONS_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed request: what to generate and how to answer."""
+    """A parsed request: what to generate and how to answer.
 
-    request: GenerationRequest
+    ``requests`` holds ``candidates`` of each prompt, one prompt after another; the best ``n`` of them are shown.
+    """
+
+    requests: tuple[GenerationRequest, ...]
     is_streamed: bool
     wants_usage_chunk: bool
     wants_token_ids: bool = False
+    shows_logprobs: bool = False
+    n: int = 1
+    candidates: int = 1
+    echoes: tuple[str, ...] = ()
+    """Text to put in front of each request's answer; none if empty."""
+
+    @property
+    def request(self) -> GenerationRequest:
+        """The first one, which has what all have in common."""
+        return self.requests[0]
+
+    def prompt_of(self, index: int) -> int:
+        """Which prompt a request answers."""
+        return index // self.candidates
 
 
 def check_names(fields: Fields, implemented: frozenset[str], harmless: Mapping[str, Harmless]) -> None:
@@ -153,12 +179,35 @@ def read_sampling(fields: Fields, random_seed: Callable[[], int]) -> SamplingPar
             given[name] = _in_range(fields.param(name), name, number)
     top_k = fields.integer("top_k", 0, 1_000_000)
     seed = fields.integer("seed", _MIN_SEED, MAX_SEED)
+    alias = fields.number("repetition_penalty")
+    if alias is not None:
+        if given.get("repeat_penalty", alias) != alias:
+            raise invalid_parameter("repetition_penalty", "repetition_penalty and repeat_penalty contradict each other")
+        given["repeat_penalty"] = _in_range("repetition_penalty", "repeat_penalty", alias)
     return SamplingParameters(
         **given,
         top_k=top_k or 0,
         # OpenAI's seeds are signed; the generator takes the same 64 bits unsigned
         seed=random_seed() if seed is None else seed & MAX_SEED,
+        logit_bias=_read_bias(fields),
     )
+
+
+def _read_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map of token ids, which are strings in JSON, by ascending id."""
+    biases = fields.object("logit_bias")
+    if biases is None:
+        return ()
+    if len(biases.values) > MAX_LOGIT_BIAS:
+        raise invalid_parameter("logit_bias", f"logit_bias may hold {MAX_LOGIT_BIAS} tokens, not {len(biases.values)}")
+    pairs: list[tuple[int, float]] = []
+    for name in biases.values:
+        bias = biases.number(name)
+        if not _TOKEN_ID.fullmatch(name) or int(name) > MAX_TOKEN_ID or bias is None or not -100 <= bias <= 100:
+            param = biases.shown_param(name)
+            raise invalid_parameter(param, f"{param}: logit_bias maps token ids to numbers of -100 to 100")
+        pairs.append((int(name), bias))
+    return tuple(sorted(pairs))
 
 
 def _in_range(param: str, name: str, number: float) -> float:
@@ -168,6 +217,22 @@ def _in_range(param: str, name: str, number: float) -> float:
     except RemoteProtocolError as error:
         raise invalid_parameter(param, error.message) from None
     return number
+
+
+def read_n(fields: Fields) -> int:
+    """How many choices."""
+    return fields.integer("n", 1, MAX_CHOICES) or 1
+
+
+def fan_out(request: GenerationRequest, prompts: Sequence[Prompt], candidates: int) -> tuple[GenerationRequest, ...]:
+    """``candidates`` requests for each prompt, each a sequence of its own under the same request id."""
+    if len(prompts) * candidates > MAX_CHOICES:
+        text = f"prompts times choices must be at most {MAX_CHOICES}, not {len(prompts) * candidates}"
+        raise invalid_parameter("n", text)
+    if len(prompts) * candidates == 1:
+        return (replace(request, prompt=prompts[0]),)
+    sequences = enumerate(prompt for prompt in prompts for _ in range(candidates))
+    return tuple(replace(request, prompt=prompt, sequence=sequence) for sequence, prompt in sequences)
 
 
 def read_max_tokens(fields: Fields, name: str) -> int | None:

@@ -1,14 +1,22 @@
-"""What the answers of both completion endpoints have in common, and the Protocol that each shape follows."""
+"""What the answers of all generating endpoints have in common, and the Protocols that each endpoint follows.
 
-from collections.abc import Callable, Mapping
+A *choice* is one answer among several to the same request. Its events become ``Piece``s in a ``ChoiceReader``; how
+pieces look to a client is the shape's.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from p2pmesh.api.openai.parameters import Call
-from p2pmesh.wire.generation import FinishReason
-
-NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.wire.generation import (
+    FinishReason,
+    GenerationDelta,
+    GenerationFinished,
+    GenerationStarted,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +28,6 @@ class AnswerHead:
     model: str
     fingerprint: str
     wants_usage_chunk: bool
-    prompt_token_ids: tuple[int, ...] | None = None
-    """Only where ``return_token_ids`` asked for them."""
 
     def fields(self, kind: str) -> dict[str, Any]:
         """The head of an object of this ``kind`` (OpenAI's ``object`` field)."""
@@ -37,20 +43,23 @@ class AnswerHead:
         """``usage: null`` in each chunk but the last, only where a usage chunk was asked for."""
         return {"usage": None} if self.wants_usage_chunk else {}
 
-    def prompt_fields(self) -> dict[str, Any]:
-        """``prompt_token_ids`` where they were asked for; which object holds them is the endpoint's choice."""
-        return {} if self.prompt_token_ids is None else {"prompt_token_ids": list(self.prompt_token_ids)}
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Generated text and, only where ``return_token_ids`` asked for them, the ids of its tokens.
+    """A part of one choice: what is said, what was thought before, the tokens' log probabilities.
 
-    The ids never lag, the text may: a piece can hold either alone.
+    ``token_ids`` is None where ``return_token_ids`` did not ask for them. The ids never lag, the rest may: a piece can
+    hold either alone.
     """
 
-    text: str
+    text: str = ""
     token_ids: tuple[int, ...] | None = None
+    reasoning: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def is_shown(self) -> bool:
+        """Whether a client sees anything of it."""
+        return bool(self.text or self.reasoning or self.logprobs or self.token_ids)
 
     def token_fields(self) -> dict[str, Any]:
         """``token_ids`` of a choice, where they were asked for."""
@@ -58,19 +67,87 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """A whole choice; ``prompt_token_ids`` only where they were asked for."""
+
+    index: int
+    piece: Piece
+    reason: FinishReason
+    prompt_token_ids: tuple[int, ...] | None = None
+
+    def prompt_fields(self) -> dict[str, Any]:
+        """``prompt_token_ids`` where they were asked for; which object holds them is the endpoint's choice."""
+        return {} if self.prompt_token_ids is None else {"prompt_token_ids": list(self.prompt_token_ids)}
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request."""
+    """Tokens of one request: each prompt once, all that was generated for it."""
 
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's ``usage`` object."""
+        """OpenAI's ``usage`` object. Nothing is cached between requests yet, and no prediction is made use of."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning_tokens,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event of a stream: a JSON object, or text as it is; ``name`` is its ``event:`` line, if it has one."""
+
+    data: dict[str, Any] | str
+    name: str | None = None
+
+
+Events = Sequence[ServerEvent]
+
+
+class ChoiceReader(Protocol):
+    """Makes pieces of one choice's events."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens so far that were reasoning."""
+
+    def add(self, delta: GenerationDelta) -> Piece:
+        """What a delta brings."""
+
+    def finish(self, finished: GenerationFinished) -> tuple[Piece, FinishReason]:
+        """What was held back, and why the choice ended."""
+
+
+class StreamShape(Protocol):
+    """The events of one streamed answer, in their order. ``begin`` comes first, one of the last two last."""
+
+    def begin(self, head: AnswerHead) -> Events:
+        """Some choice was admitted: the answer begins."""
+
+    def open(self, index: int, prompt_token_ids: tuple[int, ...] | None) -> Events:
+        """The choice was admitted."""
+
+    def add(self, index: int, piece: Piece) -> Events:
+        """Part of a choice."""
+
+    def close(self, index: int, reason: FinishReason) -> Events:
+        """The choice is complete."""
+
+    def finish(self, usage: Usage) -> Events:
+        """All choices are."""
+
+    def fail(self, error: P2PMeshError) -> Events:
+        """The answer breaks off."""
 
 
 class AnswerShape(Protocol):
@@ -82,17 +159,14 @@ class AnswerShape(Protocol):
     def parse(self, body: dict[str, Any], request_id: bytes, random_seed: Callable[[], int]) -> Call:
         """The request in a decoded body; raises ``RequestError``."""
 
-    def whole(self, head: AnswerHead, piece: Piece, reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
+        """A reader for a choice that was admitted."""
+
+    def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer that is not streamed."""
 
-    def opening(self, head: AnswerHead) -> dict[str, Any] | None:
-        """The chunk before any content, if the endpoint has one."""
+    def stream(self, call: Call) -> StreamShape:
+        """The events of one that is."""
 
-    def delta(self, head: AnswerHead, piece: Piece) -> dict[str, Any]:
-        """A chunk of what was generated."""
-
-    def closing(self, head: AnswerHead, reason: FinishReason) -> dict[str, Any]:
-        """The chunk with the finish reason."""
-
-    def usage(self, head: AnswerHead, usage: Usage) -> dict[str, Any]:
-        """The usage chunk."""
+    def error(self, error: P2PMeshError) -> dict[str, Any]:
+        """The body of an error."""

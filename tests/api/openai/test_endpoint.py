@@ -25,6 +25,20 @@ def chat_body(**changes: Any) -> bytes:
     return json.dumps({"model": MODEL, "messages": MESSAGES, **changes}).encode()
 
 
+def usage_of(prompt: int, completion: int, reasoning: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": reasoning,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
 async def ask(backend: FakeBackend, path: str = CHAT, body: bytes | None = None, **changes: Any) -> AsgiClient:
     client = AsgiClient(chat_body(**changes) if body is None else body)
     await client.run(openai_app(backend), path)
@@ -55,7 +69,7 @@ async def test_a_whole_answer() -> None:
                 "finish_reason": "length",
             }
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6},
+        "usage": usage_of(3, 3),
     }
     assert backend.outcomes == ["left"]
 
@@ -85,7 +99,7 @@ async def test_a_usage_chunk_comes_last_and_the_others_say_null() -> None:
     assert done == "[DONE]"
     assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert usage["usage"] == usage_of(3, 2)
 
 
 async def test_the_older_endpoint() -> None:

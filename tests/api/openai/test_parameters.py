@@ -24,44 +24,6 @@ ID = bytes(16)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "m", "prompt": "hi"}
 
-OPENAI_CHAT_PARAMETERS = (
-    "audio",
-    "frequency_penalty",
-    "function_call",
-    "functions",
-    "logit_bias",
-    "logprobs",
-    "max_completion_tokens",
-    "max_tokens",
-    "messages",
-    "metadata",
-    "modalities",
-    "model",
-    "n",
-    "parallel_tool_calls",
-    "prediction",
-    "presence_penalty",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "reasoning_effort",
-    "response_format",
-    "safety_identifier",
-    "seed",
-    "service_tier",
-    "stop",
-    "store",
-    "stream",
-    "stream_options",
-    "temperature",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_p",
-    "user",
-    "verbosity",
-    "web_search_options",
-)
-
 
 def chat(**changes: Any) -> Call:
     return parse_chat({**CHAT, **changes}, ID, lambda: 99)
@@ -115,15 +77,6 @@ def test_negative_seeds_are_seeds() -> None:
     assert refusal(chat, seed=2**64).param == "seed"
 
 
-@pytest.mark.parametrize("name", OPENAI_CHAT_PARAMETERS)
-def test_no_parameter_of_openai_is_dropped_silently(name: str) -> None:
-    known = IMPLEMENTED | {"messages", "max_completion_tokens"} | CHAT_HARMLESS.keys()
-    if name not in known:
-        error = refusal(chat, **{name: {"some": "value"}})
-        assert (error.code, error.param) == (ErrorCode.PARAMETER_UNSUPPORTED, name)
-        assert name in error.message
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -134,7 +87,11 @@ def test_no_parameter_of_openai_is_dropped_silently(name: str) -> None:
         ("service_tier", "default"),
         ("n", 1),
         ("logprobs", False),
+        ("top_logprobs", 0),
         ("logit_bias", {}),
+        ("prompt_cache_options", {"mode": "auto"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("prediction", {"type": "content", "content": [{"type": "text", "text": "x"}]}),
         ("parallel_tool_calls", True),
         ("response_format", {"type": "text"}),
         ("modalities", ["text"]),
@@ -154,17 +111,14 @@ def test_harmless_values_are_accepted(name: str, value: object) -> None:
     [
         ("store", True),
         ("service_tier", "priority"),
-        ("n", 2),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("logit_bias", {"5": 1}),
         ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("reasoning_effort", "high"),
+        ("audio", {"voice": "alloy"}),
+        ("web_search_options", {}),
+        ("moderation", {}),
         ("invented", 1),
     ],
 )
@@ -175,7 +129,7 @@ def test_unsupported_values_are_named(name: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("echo", True), ("suffix", "x"), ("best_of", 2), ("logprobs", 0), ("logprobs", 2), ("n", 3), ("tools", [])],
+    [("suffix", "x"), ("tools", []), ("reasoning_effort", "low"), ("top_logprobs", 2)],
 )
 def test_the_older_endpoint_refuses_its_own(name: str, value: object) -> None:
     error = refusal(completion, **{name: value})
@@ -206,6 +160,16 @@ def test_the_older_endpoint_refuses_its_own(name: str, value: object) -> None:
         ("stream", "yes"),
         ("n", True),
         ("n", "1"),
+        ("n", 0),
+        ("n", 129),
+        ("logprobs", 1),
+        ("top_logprobs", 21),
+        ("top_logprobs", 3),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(token): 1 for token in range(1025)}),
+        ("reasoning_effort", "much"),
+        ("repetition_penalty", 0),
+        ("prediction", "x"),
         ("user", 5),
         ("metadata", "m"),
         ("stream_options", {"include_usage": True}),
@@ -292,15 +256,92 @@ def test_prompts_of_the_older_endpoint() -> None:
     assert completion(prompt=[[1, 2]]).request.prompt.tokens == (1, 2)
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], [[]], [True], [-1], [2**31], [1.5], {}, 7])
+@pytest.mark.parametrize("prompt", [None, "", [], [True], [-1], [2**31], [1.5], {}, 7])
 def test_prompts_that_are_none(prompt: object) -> None:
     error = refusal(completion, prompt=prompt)
     assert (error.code, error.param) == (ErrorCode.REQUEST_INVALID, "prompt")
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_batches_of_prompts_are_unsupported(prompt: object) -> None:
-    assert refusal(completion, prompt=prompt).code is ErrorCode.PARAMETER_UNSUPPORTED
+def test_a_batch_of_prompts_is_as_many_requests() -> None:
+    call = completion(prompt=["a", [1, 2]], n=2, best_of=3)
+    assert [request.sequence for request in call.requests] == [0, 1, 2, 3, 4, 5]
+    assert [call.prompt_of(index) for index in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert [request.prompt.text for request in call.requests] == ["a"] * 3 + [None] * 3
+    assert {request.top_logprobs for request in call.requests} == {0}  # what the best are found by
+    assert (call.n, call.candidates, call.shows_logprobs) == (2, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": ["a", []]}, "prompt[1]"),
+        ({"prompt": [[1], "a", 5]}, "prompt[2]"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+    ],
+)
+def test_batches_and_choices_at_fault_are_named(changes: dict[str, Any], param: str) -> None:
+    error = refusal(completion, **changes)
+    assert (error.code, error.param) == (ErrorCode.REQUEST_INVALID, param)
+
+
+def test_choices_are_sequences_of_one_request() -> None:
+    call = chat(n=3)
+    assert [request.sequence for request in call.requests] == [0, 1, 2]
+    assert {request.request_id for request in call.requests} == {ID}
+    assert {request.sampling.seed for request in call.requests} == {99}
+    assert chat(stream=True, n=2).candidates == 2
+
+
+def test_log_probabilities_are_asked_for_as_each_endpoint_does() -> None:
+    assert chat().request.top_logprobs is None
+    assert chat(logprobs=True).request.top_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).request.top_logprobs == 20
+    assert completion(logprobs=0).request.top_logprobs == 0
+    assert completion(logprobs=5).request.top_logprobs == 5
+    assert completion(logprobs=False).request.top_logprobs is None
+
+
+def test_a_bias_arrives_by_ascending_token() -> None:
+    assert chat(logit_bias={"50": -100, "7": 1.5}).request.sampling.logit_bias == ((7, 1.5), (50, -100.0))
+
+
+@pytest.mark.parametrize(
+    "bias", [{"a": 1}, {"-1": 1}, {"01": 1}, {"2147483648": 1}, {"5": 101}, {"5": "1"}, {"5": None}]
+)
+def test_a_bias_at_fault_is_named(bias: dict[str, Any]) -> None:
+    error = refusal(chat, logit_bias=bias)
+    assert error.code is ErrorCode.REQUEST_INVALID
+    assert error.param == f"logit_bias.{next(iter(bias))}"
+
+
+def test_the_repetition_penalty_has_two_names() -> None:
+    assert chat(repetition_penalty=1.5).request.sampling.repeat_penalty == 1.5
+    assert chat(repetition_penalty=1.5, repeat_penalty=1.5).request.sampling.repeat_penalty == 1.5
+    assert refusal(chat, repetition_penalty=1.5, repeat_penalty=1.2).param == "repetition_penalty"
+
+
+def test_reasoning_effort_is_the_templates() -> None:
+    assert chat(reasoning_effort="none").request.prompt.reasoning_effort == "none"
+    assert chat().request.prompt.reasoning_effort == ""
+
+
+def test_reasoning_is_kept_out_of_history() -> None:
+    earlier = {"role": "assistant", "content": "yes", "reasoning_content": "hm", "reasoning": "hm"}
+    assert messages_of(earlier) == (ChatMessage("assistant", "yes"),)
+    assert (
+        refusal(chat, messages=[{"role": "assistant", "content": "x", "reasoning": 5}]).param == "messages[0].reasoning"
+    )
+    unknown = refusal(chat, messages=[{"role": "user", "content": "x", "reasoning": "hm"}])
+    assert unknown.code is ErrorCode.PARAMETER_UNSUPPORTED
+
+
+def test_an_echo_is_of_text_and_without_log_probabilities() -> None:
+    assert completion(prompt=["a", "b"], echo=True, n=2).echoes == ("a", "a", "b", "b")
+    assert refusal(completion, prompt=[1], echo=True).param == "echo"
+    assert refusal(completion, echo=True, logprobs=0).param == "echo"
 
 
 _NAMES = sorted(IMPLEMENTED | CHAT_HARMLESS.keys() | COMPLETIONS_HARMLESS.keys() | STREAM_OPTIONS_HARMLESS.keys())

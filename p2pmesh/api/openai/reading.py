@@ -1,0 +1,86 @@
+"""Events of one choice -> pieces: reasoning apart from what is said, log probabilities no sooner than their text.
+
+Which choices there are, and how pieces look to a client, stays with the endpoints.
+"""
+
+import codecs
+from collections import deque
+
+from p2pmesh.api.openai.shape import Piece
+from p2pmesh.core.reasoning import ReasoningSplitter
+from p2pmesh.wire.generation import FinishReason, GenerationDelta, GenerationFinished, TokenLogprob
+
+
+class LogprobAligner:
+    """Gives log probabilities out with the text of their tokens, so that none tells of a stop sequence.
+
+    Tokens without bytes (the one that ends an answer, for instance) are no text, and are left out.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
+        """Each with the character that its token's text begins at; bounded by what the driver holds back."""
+        self._decoded = 0
+        self._shown = 0
+
+    def add(self, logprobs: tuple[TokenLogprob, ...], text: str) -> tuple[TokenLogprob, ...]:
+        """Those whose text has begun to be shown with ``text``."""
+        for one in logprobs:
+            if one.piece:
+                self._waiting.append((self._decoded, one))
+                self._decoded += len(self._decoder.decode(one.piece))
+        self._shown += len(text)
+        due: list[TokenLogprob] = []
+        while self._waiting and self._waiting[0][0] < self._shown:
+            due.append(self._waiting.popleft()[1])
+        return tuple(due)
+
+
+class TextReader:
+    """For answers that are text as the model gives it."""
+
+    reasoning_tokens = 0
+
+    def __init__(self, *, wants_token_ids: bool, has_logprobs: bool) -> None:
+        self._wants_token_ids = wants_token_ids
+        self._aligner = LogprobAligner() if has_logprobs else None
+
+    def add(self, delta: GenerationDelta) -> Piece:
+        """What a delta brings."""
+        logprobs = self._aligner.add(delta.logprobs, delta.text) if self._aligner is not None else ()
+        return Piece(delta.text, self._ids(delta.tokens), logprobs=logprobs)
+
+    def finish(self, finished: GenerationFinished) -> tuple[Piece, FinishReason]:
+        """What the driver held back."""
+        return self.add(GenerationDelta((), finished.text)), finished.reason
+
+    def _ids(self, tokens: tuple[int, ...]) -> tuple[int, ...] | None:
+        return tokens if self._wants_token_ids else None
+
+
+class ChatReader(TextReader):
+    """For answers that may begin with reasoning; ``is_reasoning`` when the template has opened it already."""
+
+    def __init__(self, *, wants_token_ids: bool, has_logprobs: bool, is_reasoning: bool) -> None:
+        super().__init__(wants_token_ids=wants_token_ids, has_logprobs=has_logprobs)
+        self._splitter = ReasoningSplitter(is_inside=is_reasoning)
+        self.reasoning_tokens = 0
+
+    def add(self, delta: GenerationDelta) -> Piece:
+        """What a delta brings."""
+        logprobs = self._aligner.add(delta.logprobs, delta.text) if self._aligner is not None else ()
+        was_inside = self._splitter.is_inside
+        split = self._splitter.add(delta.text)
+        if was_inside or self._splitter.is_inside:
+            self.reasoning_tokens += len(delta.tokens)
+        return Piece(split.content, self._ids(delta.tokens), split.reasoning, logprobs)
+
+    def finish(self, finished: GenerationFinished) -> tuple[Piece, FinishReason]:
+        """What the driver and the splitter held back."""
+        last = self.add(GenerationDelta((), finished.text))
+        rest = self._splitter.finish()
+        return (
+            Piece(last.text + rest.content, last.token_ids, last.reasoning + rest.reasoning, last.logprobs),
+            finished.reason,
+        )
