@@ -168,6 +168,13 @@ def _bench_planner(args: Namespace) -> int:
     return run_planner(options.peers, options.layers, sys.stdout, is_json=args.json)
 
 
+def _bench_memory(args: Namespace) -> int:
+    home = choose_home(args.home)
+    from p2pmesh.app.bench_memory import run_memory
+
+    return run_memory(home, tuple(args.model), sys.stdout, is_json=args.json)
+
+
 def _bench_overlay(args: Namespace) -> int:
     options = BenchOverlayOptions(args.peers, args.minutes, args.json)
     from p2pmesh.app.bench_overlay import run_overlay
@@ -221,6 +228,7 @@ _COMMANDS: Commands = {
     "gpus": _gpus,
     "bench decode": _bench_decode,
     "bench codecs": _bench_codecs,
+    "bench memory": _bench_memory,
     "bench overlay": _bench_overlay,
     "bench planner": _bench_planner,
     "chaos": _chaos,

@@ -2,7 +2,8 @@
 
 Owns the arithmetic that placement charges, and the sizes that the engine gives its caches. What a layer keeps of a
 token or a sequence is ``sequence_state``'s, what a peer has is placement's affair. A test compares all of it with what
-llama.cpp says that it allocates, on real models and on one tiny model of each kind of attention.
+llama.cpp says that it allocates, on real models and on one tiny model of each kind of attention; ``p2pmesh bench
+memory`` compares the total with the resident memory of engines.
 """
 
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ PROCESS_BYTES = 56 * MIB
 """An engine process with its interpreter and libraries, before it loads anything; measured."""
 VOCABULARY_ENTRY_BYTES = 384
 """What an engine process keeps of each token of a vocabulary; measured."""
+SAMPLING_BYTES = 5 * MIB
+"""What an engine process takes to look at logits, besides the rows themselves; measured at last stages."""
+OUTPUT_ROWS = 16
+"""Rows of one call whose logits are computed and looked at: no call samples or verifies more."""
 
 _CELL_GRANULE = 256
 _LIVE_ROWS_OF_WIDTH = 4
@@ -92,10 +97,12 @@ class ModelBytes:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Bytes that one stage takes, by part. All exact but ``compute_bytes`` and ``process_bytes``.
+    """Bytes that one stage takes, by part. All exact but ``compute_bytes``, ``process_bytes`` and ``untouched_bytes``.
 
     ``kv_bytes`` is the whole cache, its spare cells included, and ``state_bytes`` the states of all sequences.
     ``logits_bytes`` is what the rows of one call give out, ``process_bytes`` what the engine takes beside its buffers.
+    ``untouched_bytes`` of the buffers are reserved for logits that no call makes: a machine gives them no memory (a
+    GPU does; the share of it that is not offered covers them).
     """
 
     weights_bytes: int
@@ -106,6 +113,7 @@ class StageCost:
     logits_bytes: int
     compute_bytes: int
     process_bytes: int
+    untouched_bytes: int
 
     @property
     def buffer_bytes(self) -> int:
@@ -115,8 +123,8 @@ class StageCost:
 
     @property
     def total_bytes(self) -> int:
-        """Everything together: what the process takes of the machine."""
-        return self.buffer_bytes + self.process_bytes
+        """Everything together: what the process takes of the machine, its resident memory."""
+        return self.buffer_bytes - self.untouched_bytes + self.process_bytes
 
 
 def cache_cells(context_tokens: int, lanes: int) -> int:
@@ -191,15 +199,21 @@ def stage_cost(model: ModelBytes, layers: LayerRange, context_tokens: int, lanes
     repeated = (0,) if model.repeats_first and not is_first else ()
     states = tuple(model.layer_states[layer] for layer in (*repeated, *held))
     has_vocabulary = takes_tokens or is_last
+    logits = _logits_bytes(model, lanes, is_last=is_last) if has_vocabulary else 0
+    compute = _compute_bytes(model, context_tokens, lanes, has_vocabulary=has_vocabulary)
+    used = _layers_compute_bytes(model, context_tokens, lanes) + (_used_head_bytes(model, lanes) if is_last else 0)
     return StageCost(
         weights_bytes=sum(model.layer_bytes[layer] for layer in (*repeated, *held)) + model.shared_bytes,
         embedding_bytes=embedding,
         output_bytes=output,
         kv_bytes=_cache_bytes(states, context_tokens, lanes),
         state_bytes=_state_bytes(states, lanes),
-        logits_bytes=_logits_bytes(model, lanes, is_last=is_last) if has_vocabulary else 0,
-        compute_bytes=_compute_bytes(model, context_tokens, lanes, has_vocabulary=has_vocabulary),
-        process_bytes=PROCESS_BYTES + (_vocabulary_bytes(model) if has_vocabulary else 0),
+        logits_bytes=logits,
+        compute_bytes=compute,
+        process_bytes=PROCESS_BYTES
+        + (_vocabulary_bytes(model) if has_vocabulary else 0)
+        + (_sampling_bytes(model, lanes) if is_last else 0),
+        untouched_bytes=max(0, compute - used) + (0 if is_last else logits),
     )
 
 
@@ -213,6 +227,15 @@ def _state_bytes(states: tuple[LayerState, ...], lanes: int) -> int:
 
 def _vocabulary_bytes(model: ModelBytes) -> int:
     return model.vocabulary_size * VOCABULARY_ENTRY_BYTES
+
+
+def _sampling_bytes(model: ModelBytes, lanes: int) -> int:
+    """The rows of logits that are looked at stand a second time in the engine's own memory."""
+    return SAMPLING_BYTES + _output_rows(lanes) * model.vocabulary_size * F32_BYTES
+
+
+def _output_rows(lanes: int) -> int:
+    return max(OUTPUT_ROWS, lanes + SPARE_SEQUENCES)
 
 
 # --- buffers of a call
@@ -259,6 +282,11 @@ def _head_compute_bytes(model: ModelBytes, lanes: int) -> int:
     return _call_rows(lanes) * F32_BYTES * (model.vocabulary_size + 2 * model.hidden_size)
 
 
+def _used_head_bytes(model: ModelBytes, lanes: int) -> int:
+    """Of the head's buffer, what the rows fill whose logits are computed."""
+    return _output_rows(lanes) * model.vocabulary_size * F32_BYTES
+
+
 def _mask_count(index: GgufIndex, states: tuple[LayerState, ...]) -> int:
     """How many kinds of attention there are: to everything, and to a window."""
     windowed = {
@@ -292,12 +320,13 @@ def planning_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> Plannin
         for weights, state in zip(model.layer_bytes, model.layer_states, strict=True)
     )
     compute = _layers_compute_bytes(model, context_tokens, lanes)
-    head = max(0, _head_compute_bytes(model, lanes) - compute) + _vocabulary_bytes(model)
-    first = model.embedding_bytes + head + _logits_bytes(model, lanes, is_last=False)
-    last = model.output_bytes + head + _logits_bytes(model, lanes, is_last=True)
+    head = min(max(0, _head_compute_bytes(model, lanes) - compute), _used_head_bytes(model, lanes))
+    first = model.embedding_bytes + _vocabulary_bytes(model)
+    last = model.output_bytes + _vocabulary_bytes(model) + head
+    last += _logits_bytes(model, lanes, is_last=True) + _sampling_bytes(model, lanes)
     stage = PROCESS_BYTES + model.shared_bytes + compute + _empty_embedding_bytes(model.hidden_size)
     if model.repeats_first:  # each stage is like a first one, with a layer more
-        stage, first, last = stage + first + per_layer[0], 0, model.output_bytes
+        stage, first, last = stage + first + per_layer[0], 0, last - _vocabulary_bytes(model)
     whole = stage_cost(model, LayerRange(0, model.layer_count), context_tokens, lanes).total_bytes
     return PlanningBytes(
         layer_bytes=per_layer,

@@ -87,8 +87,19 @@ def test_a_large_vocabulary_is_reserved_for_every_row_of_a_call() -> None:
 
 def test_the_total_is_the_sum_of_the_parts() -> None:
     cost = stage_bytes(index_of(MODELS["untied"]), LayerRange(2, 4), CONTEXT, LANES)
-    parts = astuple(cost)
-    assert cost.total_bytes == sum(parts)
+    assert cost.total_bytes == sum(astuple(cost)) - 2 * cost.untouched_bytes
+
+
+def test_logits_that_no_call_makes_are_reserved_and_take_no_memory() -> None:
+    model = replace(measure_model(index_of(MODELS["llama"])), vocabulary_size=200_000)
+    ranges = (LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 4), LayerRange(0, 4))
+    first, middle, last, whole = (stage_cost(model, layers, CONTEXT, LANES) for layers in ranges)
+    row = 200_000 * 4
+    assert first.untouched_bytes == first.compute_bytes - middle.compute_bytes + first.logits_bytes
+    assert middle.untouched_bytes == 0
+    assert last.untouched_bytes == last.compute_bytes - middle.compute_bytes - 16 * row
+    assert whole.untouched_bytes == last.untouched_bytes
+    assert last.process_bytes - first.process_bytes == 5 * 2**20 + 16 * row
 
 
 @pytest.mark.parametrize("name", MODELS)
