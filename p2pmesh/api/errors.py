@@ -39,6 +39,8 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
         # the client's own doing
         _C.REQUEST_INVALID: HttpError(400, INVALID_REQUEST, "invalid_request"),
         _C.PARAMETER_UNSUPPORTED: HttpError(400, INVALID_REQUEST),
+        _C.GRAMMAR_INVALID: HttpError(400, INVALID_REQUEST),
+        _C.GRAMMAR_DEAD_END: HttpError(400, INVALID_REQUEST),
         _C.CONTEXT_LENGTH_EXCEEDED: HttpError(400, INVALID_REQUEST),
         _C.REQUEST_TOO_LARGE: HttpError(413, INVALID_REQUEST),
         _C.REQUEST_TIMEOUT: HttpError(408, INVALID_REQUEST),

@@ -74,6 +74,8 @@ class ErrorCode(StrEnum):
     REQUEST_TOO_LARGE = "request_too_large"
     REQUEST_TIMEOUT = "request_timeout"
     PARAMETER_UNSUPPORTED = "unsupported_parameter"
+    GRAMMAR_INVALID = "grammar_invalid"
+    GRAMMAR_DEAD_END = "grammar_dead_end"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNAUTHORIZED = "unauthorized"
     ROUTE_UNKNOWN = "route_unknown"

@@ -86,6 +86,8 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.CONTEXT_LENGTH_EXCEEDED: 64,
         _C.UNAUTHORIZED: 65,
         _C.ROUTE_UNKNOWN: 66,
+        _C.GRAMMAR_INVALID: 67,
+        _C.GRAMMAR_DEAD_END: 68,
         # bytes from a peer
         _C.MESSAGE_MALFORMED: 80,
         _C.MESSAGE_TOO_LARGE: 81,

@@ -14,10 +14,17 @@ SC 2011; numpy's implementation) with key (seed, choice index) and counter (posi
 2^53. A counter-based generator has no state to lose in a rollback.
 
 The large vocabulary is never sorted whole: only as deep as the draw or a cut needs it.
+
+Under a grammar (``sample_allowed``) the token picked so is taken if it is allowed. If not, one is picked among the
+allowed ones that the cuts keep: with temperature 0 that of the largest logit; else that of the largest logit /
+temperature - ln(-ln(u)), which draws from their distribution in one pass (the Gumbel-max trick) and needs to know of
+few tokens whether they are allowed. u of token i is output i, as above, of counter (0, position, 1, 0). Where the cuts
+keep no allowed token it is the one of the largest logit.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +67,63 @@ def sample(
         return best
     uniform = draw_uniform(parameters.seed, sequence, position)
     return _draw(penalised, largest, parameters, uniform)
+
+
+class Allowed(Protocol):
+    """Which tokens may come next."""
+
+    def allows(self, token: int) -> bool:
+        """Whether ``token`` may."""
+
+    def first_allowed(self, keys: NDArray[np.float64]) -> int | None:
+        """Of those that may, the one of the largest key; minus infinity takes a token out. None without any."""
+
+
+def sample_allowed(
+    logits: Logits,
+    history: Sequence[int],
+    prompt_tokens: int,
+    parameters: SamplingParameters,
+    sequence: int,
+    position: int,
+    allowed: Allowed,
+) -> int | None:
+    """As ``sample``, of the tokens that may come next; None when there is none."""
+    first = sample(logits, history, prompt_tokens, parameters, sequence, position)
+    if allowed.allows(first):
+        return first
+    biased = _bias(logits, parameters)
+    penalised = _penalise(biased, history, prompt_tokens, parameters).astype(np.float64)
+    if parameters.temperature > 0.0:
+        keys = penalised / parameters.temperature + _gumbel_noise(len(logits), parameters.seed, sequence, position)
+        found = allowed.first_allowed(_only_kept(keys, penalised, parameters))
+        if found is not None:
+            return found
+    return allowed.first_allowed(penalised)
+
+
+def _gumbel_noise(count: int, seed: int, sequence: int, position: int) -> NDArray[np.float64]:
+    generator = np.random.Philox(
+        key=np.array((seed, sequence), dtype=np.uint64), counter=np.array((0, position, 1, 0), dtype=np.uint64)
+    )
+    uniform = (generator.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    with np.errstate(divide="ignore"):  # u = 0 has a key of minus infinity: its token is not drawn
+        return np.asarray(-np.log(-np.log(uniform)))
+
+
+def _only_kept(
+    keys: NDArray[np.float64], penalised: NDArray[np.float64], parameters: SamplingParameters
+) -> NDArray[np.float64]:
+    """The keys with minus infinity where the cuts take the token out."""
+    if parameters.top_k == 0 and parameters.top_p == 1.0 and parameters.min_p == 0.0:
+        return keys
+    ids = np.argsort(-penalised, kind="stable")[: parameters.top_k or None]
+    weights = np.exp((penalised[ids] - penalised[ids[0]]) / parameters.temperature)
+    cumulative = np.cumsum(weights)
+    kept = _count_kept(weights, cumulative, float(cumulative[-1]), parameters)
+    cut = np.full_like(keys, -np.inf)
+    cut[ids[:kept]] = keys[ids[:kept]]
+    return cut
 
 
 def draw_uniform(seed: int, sequence: int, position: int) -> float:

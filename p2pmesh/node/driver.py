@@ -28,6 +28,7 @@ from p2pmesh.wire.generation import (
     GenerationFinished,
     GenerationRequest,
     GenerationStarted,
+    Grammar,
     Prompt,
     SamplingParameters,
 )
@@ -200,7 +201,7 @@ class Driver:
             ),
             request.history,
         )
-        start = SequenceStart(request, self.load.run_id, prompt, self._vocabulary.pieces)
+        start = SequenceStart(request, self.load.run_id, prompt, self._vocabulary.pieces, _grammar_of(request))
         sequence = Sequence(start, machine, self._stage.submit, self._clock)
         if sequence.key in self._sequences:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
@@ -256,6 +257,10 @@ class Driver:
         if len(prompt) + len(history) > self.load.context_tokens:
             text = f"{len(prompt)} tokens and {len(history)} of the answer do not fit {self.load.context_tokens}"
             raise Refused(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text)
+
+
+def _grammar_of(request: GenerationRequest) -> Grammar | None:
+    return Grammar(request.grammar) if request.grammar else None
 
 
 class Drivers:

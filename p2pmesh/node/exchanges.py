@@ -16,6 +16,7 @@ from p2pmesh.node.sequences import code_for_client
 from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.wire.control import (
     BiasEntry,
+    CallEntry,
     Cancel,
     CandidateEntry,
     Delta,
@@ -30,6 +31,7 @@ from p2pmesh.wire.control import (
     Refusal,
     SamplingEntry,
     Started,
+    ToolUseEntry,
 )
 from p2pmesh.wire.generation import (
     ChatMessage,
@@ -42,6 +44,9 @@ from p2pmesh.wire.generation import (
     Prompt,
     SamplingParameters,
     TokenLogprob,
+    ToolCall,
+    ToolChoice,
+    ToolUse,
 )
 
 EVENT_TIMEOUT_S = 600.0
@@ -164,8 +169,8 @@ class _Driven:
 
 def _event_of(message: object) -> GenerationEvent:
     match message:
-        case Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning):
-            return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning)
+        case Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format):
+            return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format)
         case Delta(tokens, text, logprobs):
             return GenerationDelta(tokens, text, tuple(_logprob_of(entry) for entry in logprobs))
         case Finished(reason, text, completion_tokens):
@@ -187,8 +192,8 @@ def _reason_of(text: str) -> FinishReason:
 
 def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
     match event:
-        case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning):
-            return Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning)
+        case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format):
+            return Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format)
         case GenerationDelta(tokens, text, logprobs):
             return Delta(tokens, text, tuple(_logprob_entry(one) for one in logprobs))
         case GenerationFinished(reason, text, completion_tokens):
@@ -207,8 +212,7 @@ def _logprob_entry(one: TokenLogprob) -> LogprobEntry:
 
 def request_of(asked: Generate) -> GenerationRequest:
     """The request that a message carries; raises ``REQUEST_INVALID`` for ranges that no message limit covers."""
-    entries = asked.messages
-    messages = None if entries is None else tuple(ChatMessage(entry.role, entry.content) for entry in entries)
+    messages = None if asked.messages is None else tuple(map(_chat_message_of, asked.messages))
     sampling = asked.sampling
     return GenerationRequest(
         asked.request_id,
@@ -224,12 +228,29 @@ def request_of(asked: Generate) -> GenerationRequest:
         asked.sequence,
         asked.history,
         asked.top_logprobs,
+        asked.grammar,
+        None if asked.tools is None else _tool_use_of(asked.tools),
     )  # fmt: skip
 
 
+def _chat_message_of(entry: MessageEntry) -> ChatMessage:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in entry.calls)
+    return ChatMessage(entry.role, entry.content, calls, entry.answers)
+
+
+def _tool_use_of(entry: ToolUseEntry) -> ToolUse:
+    if entry.choice not in tuple(ToolChoice):
+        raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"tools are called by choice, not {entry.choice[:32]!r}")
+    return ToolUse(entry.tools, ToolChoice(entry.choice), entry.only, entry.may_repeat)
+
+
+def _message_entry_of(message: ChatMessage) -> MessageEntry:
+    calls = tuple(CallEntry(call.id, call.name, call.arguments) for call in message.calls)
+    return MessageEntry(message.role, message.content, calls, message.answers)
+
+
 def _generate_of(request: GenerationRequest) -> Generate:
-    messages = request.prompt.messages
-    sampling = request.sampling
+    messages, sampling, tools = request.prompt.messages, request.sampling, request.tools
     return Generate(
         request.request_id,
         request.model,
@@ -238,7 +259,7 @@ def _generate_of(request: GenerationRequest) -> Generate:
             sampling.frequency_penalty, sampling.repeat_penalty, sampling.seed,
             tuple(BiasEntry(token, bias) for token, bias in sampling.logit_bias),
         ),
-        None if messages is None else tuple(MessageEntry(message.role, message.content) for message in messages),
+        None if messages is None else tuple(map(_message_entry_of, messages)),
         request.prompt.text,
         request.prompt.tokens,
         request.stop,
@@ -247,4 +268,6 @@ def _generate_of(request: GenerationRequest) -> Generate:
         request.history,
         request.top_logprobs,
         request.prompt.reasoning_effort,
+        request.grammar,
+        None if tools is None else ToolUseEntry(tools.tools, tools.choice.value, tools.only, tools.may_repeat),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from p2pmesh.wire.generation import (
     GenerationEvent,
     GenerationFinished,
     GenerationRequest,
+    Grammar,
     TokenLogprob,
 )
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, decode_error
@@ -45,6 +46,8 @@ GENERATION_CODES = frozenset(
         ErrorCode.FRAME_UNEXPECTED,
         ErrorCode.FRAME_VALUE_INVALID,
         ErrorCode.FRAME_VERSION_UNSUPPORTED,
+        ErrorCode.GRAMMAR_DEAD_END,
+        ErrorCode.GRAMMAR_INVALID,
         ErrorCode.INTERNAL,
         ErrorCode.MESSAGE_MALFORMED,
         ErrorCode.MODEL_NOT_READY,
@@ -68,6 +71,7 @@ class SequenceStart:
     run_id: bytes
     prompt: tuple[int, ...]
     pieces: tuple[bytes, ...] = ()
+    grammar: Grammar | None = None
 
 
 class Sequence:
@@ -211,8 +215,10 @@ class Sequence:
             case generation.SendReplay(position, tokens):
                 await self._submit(self._frame(FrameKind.DECODE, position, tokens, FrameFlag.REPLAY))
             case generation.SendBegin():
-                request = self._start.request
-                body = encode_begin(Begin(request.sampling, len(self._start.prompt), request.top_logprobs))
+                start, request = self._start, self._start.request
+                limit = self._machine.max_tokens
+                begin = Begin(request.sampling, len(start.prompt), request.top_logprobs, limit, start.grammar)
+                body = encode_begin(begin)
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))
             case generation.SendEnd():
                 await self._submit_last(FrameKind.END)

@@ -1,4 +1,4 @@
-"""The body of a BEGIN frame: sampling parameters and prompt length, bytes <-> ``Begin``.
+"""The body of a BEGIN frame: sampling parameters, lengths and the grammar, bytes <-> ``Begin``.
 
 A msgpack map. Every field is required, unknown ones are left out, ranges are those of ``SamplingParameters``.
 ``logit_bias`` is a string of pairs, id as i32 and bias as f64; ``top_logprobs`` is nil where nothing is asked for.
@@ -12,36 +12,39 @@ from typing import Any
 import msgpack
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES, MAX_LOGIT_BIAS
-from p2pmesh.wire.generation import SamplingParameters, check_top_logprobs
+from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TRIGGERS
+from p2pmesh.wire.generation import Grammar, SamplingParameters, check_top_logprobs
 from p2pmesh.wire.stage import MAX_POSITION
 
 _MAX_FIELDS = 64
-_MAX_NAME_BYTES = 64
 _REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 _INTEGERS = ("top_k", "seed")
-_PROMPT_TOKENS = "prompt_tokens"
 _TOP_LOGPROBS = "top_logprobs"
 _LOGIT_BIAS = "logit_bias"
 _BIAS = struct.Struct("<id")
+_COUNTS = ("prompt_tokens", "max_tokens")
+_GRAMMAR, _TRIGGERS, _AT_START = "grammar", "grammar_triggers", "grammar_at_start"
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What every stage learns of a sequence before its first row. ``prompt_tokens`` counts the prompt's ids.
+    """What every stage learns of a sequence before its first row.
 
+    ``prompt_tokens`` counts the prompt's ids, ``max_tokens`` is what the answer may hold. ``grammar`` None: any text.
     ``top_logprobs``: the last stage tells each token's log probability and so many likeliest ones; None: it does not.
     """
 
     parameters: SamplingParameters
     prompt_tokens: int
     top_logprobs: int | None = None
+    max_tokens: int = MAX_POSITION
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.prompt_tokens <= MAX_POSITION:
-            raise RemoteProtocolError(
-                ErrorCode.REQUEST_INVALID, f"prompt_tokens must be 1 to {MAX_POSITION}, not {self.prompt_tokens}"
-            )
+        for name in _COUNTS:
+            count = getattr(self, name)
+            if not 1 <= count <= MAX_POSITION:
+                raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"{name} must be 1 to {MAX_POSITION}, not {count}")
         check_top_logprobs(self.top_logprobs)
 
 
@@ -49,9 +52,11 @@ def encode_begin(begin: Begin) -> bytes:
     """Body bytes of a BEGIN frame."""
     fields: dict[str, Any] = {name: float(getattr(begin.parameters, name)) for name in _REALS}
     fields |= {name: getattr(begin.parameters, name) for name in _INTEGERS}
-    fields[_PROMPT_TOKENS] = begin.prompt_tokens
     fields[_TOP_LOGPROBS] = begin.top_logprobs
     fields[_LOGIT_BIAS] = b"".join(_BIAS.pack(token, bias) for token, bias in begin.parameters.logit_bias)
+    fields |= {name: getattr(begin, name) for name in _COUNTS}
+    grammar = begin.grammar or Grammar("")
+    fields |= {_GRAMMAR: grammar.text, _TRIGGERS: list(grammar.triggers), _AT_START: grammar.is_at_start}
     packed: bytes = msgpack.packb(fields)
     return packed
 
@@ -68,7 +73,21 @@ def decode_begin(body: bytes | memoryview) -> Begin:
         logit_bias=_bias(fields),
     )
     top_logprobs = None if fields.get(_TOP_LOGPROBS, 0) is None else _integer(fields, _TOP_LOGPROBS)
-    return Begin(parameters, _integer(fields, _PROMPT_TOKENS), top_logprobs)
+    prompt_tokens, max_tokens = (_integer(fields, name) for name in _COUNTS)
+    return Begin(parameters, prompt_tokens, top_logprobs, max_tokens, _grammar(fields))
+
+
+def _grammar(fields: dict[str, object]) -> Grammar | None:
+    text, triggers, is_at_start = fields.get(_GRAMMAR), fields.get(_TRIGGERS), fields.get(_AT_START)
+    if not isinstance(text, str):
+        raise _malformed(f"{_GRAMMAR} is no text")
+    if not isinstance(triggers, list) or not all(isinstance(trigger, str) for trigger in triggers):
+        raise _malformed(f"{_TRIGGERS} is no list of texts")
+    if not isinstance(is_at_start, bool):
+        raise _malformed(f"{_AT_START} is neither true nor false")
+    if not text and (triggers or is_at_start):
+        raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, "triggers of no grammar")
+    return Grammar(text, tuple(triggers), is_at_start) if text else None
 
 
 def _unpack(body: bytes | memoryview) -> dict[str, object]:
@@ -77,9 +96,9 @@ def _unpack(body: bytes | memoryview) -> dict[str, object]:
             body,
             strict_map_key=True,
             max_map_len=_MAX_FIELDS,
-            max_array_len=0,
+            max_array_len=MAX_TRIGGERS,
             max_ext_len=0,
-            max_str_len=_MAX_NAME_BYTES,
+            max_str_len=MAX_GRAMMAR_BYTES,
             max_bin_len=MAX_LOGIT_BIAS * _BIAS.size,
         )
     except (ValueError, msgpack.UnpackException) as error:

@@ -21,6 +21,7 @@ from p2pmesh.base.limits import (
     MAX_CHAT_MESSAGES,
     MAX_CLAIM_PEERS,
     MAX_CONTROL_MESSAGE_BYTES,
+    MAX_GRAMMAR_BYTES,
     MAX_INVITE_BYTES,
     MAX_KNOWN_PEERS,
     MAX_LANES,
@@ -46,6 +47,9 @@ from p2pmesh.base.limits import (
     MAX_STOP_SEQUENCES,
     MAX_TERM,
     MAX_TEXT_BYTES,
+    MAX_TOOL_NAME_BYTES,
+    MAX_TOOLS,
+    MAX_TOOLS_BYTES,
     MAX_TOP_LOGPROBS,
     MAX_TWIN_ANNOUNCEMENTS,
     MAX_VARINT_BYTES,
@@ -420,11 +424,32 @@ class Parting:
 
 # --- generation --------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
+class CallEntry:
+    """A call of a tool that an assistant made."""
+
+    id: str = declared(Text(MAX_TOOL_NAME_BYTES))
+    name: str = declared(Text(MAX_TOOL_NAME_BYTES, is_line))
+    arguments: str = declared(Text(MAX_TEXT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
 class MessageEntry:
     """One message of a conversation."""
 
     role: str = declared(Text(32))
     content: str = declared(Text(MAX_TEXT_BYTES))
+    calls: tuple[CallEntry, ...] = declared(ListOf(Record(CallEntry), MAX_TOOLS), ())
+    answers: str = declared(Text(MAX_TOOL_NAME_BYTES), "")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUseEntry:
+    """Fields of ``ToolUse``."""
+
+    tools: str = declared(Text(MAX_TOOLS_BYTES))
+    choice: str = declared(Text(32))
+    only: str = declared(Text(MAX_TOOL_NAME_BYTES, is_line))
+    may_repeat: bool = declared(Boolean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +493,8 @@ class Generate:
     history: tuple[int, ...] = declared(ListOf(_TOKEN, MAX_PROMPT_TOKENS), ())
     top_logprobs: int | None = declared(Optional(Integer(0, MAX_TOP_LOGPROBS)), None)
     reasoning_effort: str = declared(Text(MAX_REASONING_EFFORT_BYTES), "")
+    grammar: str = declared(Text(MAX_GRAMMAR_BYTES), "")
+    tools: ToolUseEntry | None = declared(Optional(Record(ToolUseEntry)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,6 +506,7 @@ class Started:
     fingerprint: str = declared(Text(128))
     max_tokens: int = declared(Integer(0, 2**31 - 1))
     is_reasoning: bool = declared(Boolean(), False)
+    call_format: str = declared(Text(32, is_line), "")
 
 
 @dataclass(frozen=True, slots=True)

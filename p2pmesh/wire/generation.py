@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.limits import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
+from p2pmesh.base.limits import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, MAX_TRIGGER_BYTES, MAX_TRIGGERS
 
 MAX_SEED = 2**64 - 1
 MAX_BIAS = 100.0
@@ -74,11 +74,67 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of an answer must be, in llama.cpp's notation (GBNF), which ``core.grammar`` reads.
+
+    Without ``triggers`` it holds from the first byte on. With them the text is free until one has come, and the grammar
+    holds from that trigger's first byte on; ``is_at_start``: only white space may come before a trigger that counts.
+    """
+
+    text: str
+    triggers: tuple[str, ...] = ()
+    is_at_start: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.text.encode()) > MAX_GRAMMAR_BYTES:
+            raise RemoteProtocolError(ErrorCode.GRAMMAR_INVALID, f"the grammar: longer than {MAX_GRAMMAR_BYTES} bytes")
+        sizes = [len(trigger.encode()) for trigger in self.triggers]
+        if len(sizes) > MAX_TRIGGERS or any(not 1 <= size <= MAX_TRIGGER_BYTES for size in sizes):
+            text = f"a grammar has at most {MAX_TRIGGERS} triggers of 1 to {MAX_TRIGGER_BYTES} bytes"
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, text)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant made: its ``arguments`` as the text that it wrote, which need not be JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation, its content as plain text."""
+    """One message of a conversation, its content as plain text.
+
+    ``calls`` are an assistant's; ``answers`` is the id of the call that a tool's message answers.
+    """
 
     role: str
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    answers: str = ""
+
+
+class ToolChoice(StrEnum):
+    """Whether an answer calls tools."""
+
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Functions that an answer may call.
+
+    ``tools`` is a JSON list of functions in OpenAI's shape. ``only`` names the one that must be called; empty: any.
+    ``may_repeat`` false: at most one call.
+    """
+
+    tools: str
+    choice: ToolChoice = ToolChoice.AUTO
+    only: str = ""
+    may_repeat: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +161,8 @@ class GenerationRequest:
 
     ``max_tokens`` None means: to the end of the context. ``sequence`` is the choice index. ``history`` holds tokens of
     the answer that were given out before a loss; the generation goes on after them. ``top_logprobs`` asks for the log
-    probability of every token and of so many likeliest ones beside it, None for none.
+    probability of every token and of so many likeliest ones beside it, None for none. ``grammar`` binds the whole
+    answer; with ``tools`` the driver makes one of its own, in the model's own way of writing calls.
     """
 
     request_id: bytes
@@ -117,6 +174,8 @@ class GenerationRequest:
     sequence: int = 0
     history: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    grammar: str = ""
+    tools: ToolUse | None = None
 
     def __post_init__(self) -> None:
         check_top_logprobs(self.top_logprobs)
@@ -148,6 +207,7 @@ class GenerationStarted:
 
     Runs of equal ``fingerprint`` give equal bits. ``max_tokens`` is what the answer may hold at most, here.
     ``is_reasoning``: the template has opened a block of reasoning already, the answer begins inside it.
+    ``call_format`` names how the model writes calls of tools (``core.tool_calls``); empty where none were offered.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -155,6 +215,7 @@ class GenerationStarted:
     fingerprint: str
     max_tokens: int
     is_reasoning: bool = False
+    call_format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

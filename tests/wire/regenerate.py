@@ -27,6 +27,7 @@ from p2pmesh.wire import (
 )
 from p2pmesh.wire.schema import pack, to_map
 from tests.wire import liveness_vectors, vectors
+from tests.wire.grammar_vectors import grammars
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour, sealing
 from tests.wire.ownership_vectors import ownership_claims
 from tests.wire.package_vectors import layer_packages
@@ -385,6 +386,12 @@ def control_messages() -> list[tuple[str, Any]]:
                                      (control.BiasEntry(3, -100.0), control.BiasEntry(9, 2.5)))  # fmt: skip
     greedy = control.SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
     chat = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
+    called = (
+        control.MessageEntry("user", "Weather?"),
+        control.MessageEntry("assistant", "", (control.CallEntry("call_1", "get_weather", '{"city":"Bern"}'),)),
+        control.MessageEntry("tool", "rain", (), "call_1"),
+    )
+    weather = '[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object"}}}]'
     return [
         ("hello of a joiner", control.Hello(1, FOUNDER.mesh_id, line, (), of_joiner)),
         ("hello of a member", control.Hello(1, FOUNDER.mesh_id, "", (granted,), of_joiner,
@@ -441,6 +448,11 @@ def control_messages() -> list[tuple[str, Any]]:
         ("generate from tokens", control.Generate(REQUEST_ID, "smollm2-135m", greedy, tokens=(1, 2, 2**31 - 1))),
         ("generate after a loss", control.Generate(REQUEST_ID, "smollm2-135m", sampling, tokens=(1, 2), max_tokens=9,
                                                    history=(7, 2**31 - 1))),
+        ("generate under a grammar", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Yes?",
+                                                      grammar='root ::= "yes" | "no"')),
+        ("generate with tools", control.Generate(REQUEST_ID, "smollm2-135m", greedy, messages=called,
+                                                 tools=control.ToolUseEntry(weather, "auto", "", True))),
+        ("started with tools", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 4093, False, "hermes")),
         ("started", control.Started((1, 4093, 198), RUN_ID, "b9200-avx2-t2-f16", 4093)),
         ("started within reasoning", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 9, True)),
         ("delta with log probabilities", control.Delta((7,), "", (control.LogprobEntry(7, b"\xf0\x9f", -0.5, (
@@ -457,6 +469,9 @@ def framed(body: bytes) -> bytes:
 
 
 SAMPLING = to_map(dict(control_messages())["generate from text"].sampling)
+TOOL_USE = to_map(control.ToolUseEntry("[]", "auto", "", True))
+CALL = to_map(control.CallEntry("call_1", "get_weather", "{}"))
+ASKED = to_map(control.MessageEntry("user", "hello"))
 FIRST_STAGE, SECOND_STAGE = to_map(dict(control_messages())["load_stage"])["stages"]
 FILE_ENTRY = to_map(control.FileEntry("01" * 32, 9000, "02" * 32))
 BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
@@ -685,6 +700,25 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "generate with a message without content": {"messages": [{"role": "user"}]},
         "generate with a message as text": {"messages": ["hello"]},
     }),
+    ("generate under a grammar", {
+        "generate with a grammar of 131073 bytes": {"grammar": "#" * 131073},
+        "generate with a grammar of nil": {"grammar": None},
+        "generate with a grammar as bytes": {"grammar": b"root"},
+    }),
+    ("generate with tools", {
+        "generate with tools as text": {"tools": "[]"},
+        "generate with tools without a choice": {"tools": {"tools": "[]", "only": "", "may_repeat": True}},
+        "generate with a tool's name of 65 bytes": {"tools": {**TOOL_USE, "only": "x" * 65}},
+        "generate with a tool's name of two lines": {"tools": {**TOOL_USE, "only": "a\nb"}},
+        "generate with tools repeated by a number": {"tools": {**TOOL_USE, "may_repeat": 1}},
+        "generate with a call without arguments": {"messages": [{**ASKED, "calls": [{"id": "1", "name": "f"}]}]},
+        "generate with 129 calls in a message": {"messages": [{**ASKED, "calls": [CALL] * 129}]},
+        "generate with an answered call of nil": {"messages": [{**ASKED, "answers": None}]},
+    }),
+    ("started with tools", {
+        "started with a call format of 33 bytes": {"call_format": "x" * 33},
+        "started with a call format of nil": {"call_format": None},
+    }),
     ("publish_run", {
         "publish_run without a fingerprint": {"fingerprint": ...},
         "publish_run with a fingerprint of 129 bytes": {"fingerprint": "f" * 129},
@@ -822,6 +856,11 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         begin.Begin(generation.SamplingParameters(logit_bias=((3, -100.0), (9, 2.5))), 600, top_logprobs=20)
     )
     told = token_report.encode_reports((token_report.TokenReport(-0.5, ((44, -0.5), (9, -9999.0))),))
+    lazy = generation.Grammar('root ::= "<call>" [a-z]+', ("<call>", "{"), is_at_start=True)
+    held = begin.encode_begin(
+        begin.Begin(generation.SamplingParameters(), 600, None, 64, generation.Grammar('root ::= "a"'))
+    )
+    waits = begin.encode_begin(begin.Begin(generation.SamplingParameters(), 600, None, 64, lazy))
     make = stage.StageFrame
     return [
         ("open by stage 1", make(kinds.OPEN, zero, RUN_ID, position=1)),
@@ -830,6 +869,8 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         ("begin", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=body)),
         ("begin of choice 127", make(kinds.BEGIN, REQUEST_ID, RUN_ID, 127, body=body)),
         ("begin that asks for log probabilities", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=asking)),
+        ("begin under a grammar", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=held)),
+        ("begin under a grammar that waits", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=waits)),
         ("prefill to the first stage", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 0, 0, (1, 2, 3))),
         ("prefill in f32", make(kinds.PREFILL, REQUEST_ID, RUN_ID, 0, 256, (9, 10), 4, dtypes.F32,
                                 body=rows.tobytes())),
@@ -972,6 +1013,17 @@ def broken_begins() -> list[tuple[str, Case | bytes, str]]:
         ("begin with a bias of a negative token", {"logit_bias": struct.pack("<id", -3, 1.0)}, "request_invalid"),
         ("begin with 1025 biases", {"logit_bias": bytes(12 * 1025)}, "message_malformed"),
         ("begin with a prompt of no tokens", {"prompt_tokens": 0}, "request_invalid"),
+        ("begin of an answer of no tokens", {"max_tokens": 0}, "request_invalid"),
+        ("begin without a limit", {"max_tokens": ...}, "message_malformed"),
+        ("begin without a grammar", {"grammar": ...}, "message_malformed"),
+        ("begin with a grammar of nil", {"grammar": None}, "message_malformed"),
+        ("begin with a grammar of 131073 bytes", {"grammar": "#" * 131073}, "message_malformed"),
+        ("begin with triggers of no grammar", {"grammar_triggers": ["x"]}, "request_invalid"),
+        ("begin with an empty trigger", {"grammar": 'root ::= "a"', "grammar_triggers": [""]}, "request_invalid"),
+        ("begin with a trigger of 65 bytes", {"grammar": "x", "grammar_triggers": ["a" * 65]}, "request_invalid"),
+        ("begin with 5 triggers", {"grammar": "x", "grammar_triggers": ["a"] * 5}, "message_malformed"),
+        ("begin with a trigger as a number", {"grammar": "x", "grammar_triggers": [1]}, "message_malformed"),
+        ("begin with triggers at the start by a number", {"grammar_at_start": 0}, "message_malformed"),
         ("begin with an empty body", b"", "message_malformed"),
         ("begin with a list", b"\x93\x01\x02\x03", "message_malformed"),
         ("begin with text that is not UTF-8", b"\x81\xa1\xff\x01", "message_malformed"),
@@ -1029,10 +1081,10 @@ def stage_document() -> Case:
             {"name": name, "bytes": stage.encode_frame(frame).hex(), "top_logprobs": 2, "error": "frame_value_invalid"}
         )
     head = encoded["begin"][4:64]
-    long_begin = [[(u32(60 + 65537) + head).hex(), 1], ["c0", 65537]]
-    invalid.append({"name": "begin body of 65537 bytes", "parts": long_begin, "error": "frame_length_invalid"})
     long_token = [[(u32(64 + 524_289) + encoded["token"][4:]).hex(), 1], ["00", 524_289]]
     invalid.append({"name": "token body of 524289 bytes", "parts": long_token, "error": "frame_length_invalid"})
+    long_begin = [[(u32(60 + 196609) + head).hex(), 1], ["c0", 196609]]
+    invalid.append({"name": "begin body of 196609 bytes", "parts": long_begin, "error": "frame_length_invalid"})
     return {"protocol": "/skippy-stage/2", "valid": valid, "invalid": invalid}
 
 
@@ -1199,6 +1251,7 @@ def main() -> None:
     write("layer_packages", layer_packages())
     write("life_proofs", liveness_vectors.proofs())
     write("liveness_notes", liveness_vectors.notes())
+    write("grammars", grammars())
 
 
 if __name__ == "__main__":

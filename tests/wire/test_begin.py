@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.wire.begin import Begin, decode_begin, encode_begin
-from p2pmesh.wire.generation import MAX_SEED, SamplingParameters
+from p2pmesh.wire.generation import MAX_SEED, Grammar, SamplingParameters
 
 GOOD = msgpack.unpackb(encode_begin(Begin(SamplingParameters(), 3)))
 
@@ -26,6 +26,12 @@ def test_round_trip(temperature, top_k, penalty, seed, prompt_tokens):
 def test_round_trip_of_what_is_told_and_added(top_logprobs, biases):
     parameters = SamplingParameters(logit_bias=tuple(sorted(biases.items())))
     begin = Begin(parameters, 1, top_logprobs)
+    assert decode_begin(encode_begin(begin)) == begin
+
+
+@given(st.text(min_size=1), st.lists(st.text("ab<", min_size=1, max_size=9), max_size=4), st.booleans())
+def test_a_grammar_comes_back(text, triggers, is_at_start):
+    begin = Begin(SamplingParameters(), 3, None, 9, Grammar(text, tuple(triggers), is_at_start))
     assert decode_begin(encode_begin(begin)) == begin
 
 
@@ -49,8 +55,13 @@ def test_unknown_fields_are_left_out():
         ({"top_logprobs": True}, ErrorCode.MESSAGE_MALFORMED),
         ({"logit_bias": []}, ErrorCode.MESSAGE_MALFORMED),
         ({"logit_bias": bytes(13)}, ErrorCode.MESSAGE_MALFORMED),
-        ({"n" * 65: 1}, ErrorCode.MESSAGE_MALFORMED),
-        ({"deep": [1]}, ErrorCode.MESSAGE_MALFORMED),
+        ({"deep": [1] * 5}, ErrorCode.MESSAGE_MALFORMED),
+        ({"max_tokens": 0}, ErrorCode.REQUEST_INVALID),
+        ({"grammar": b"x"}, ErrorCode.MESSAGE_MALFORMED),
+        ({"grammar_triggers": ["x"]}, ErrorCode.REQUEST_INVALID),
+        ({"grammar_triggers": "x"}, ErrorCode.MESSAGE_MALFORMED),
+        ({"grammar_at_start": True}, ErrorCode.REQUEST_INVALID),
+        ({"grammar": "x", "grammar_triggers": ["x" * 65]}, ErrorCode.REQUEST_INVALID),
     ],
 )
 def test_a_wrong_field_is_refused(change, code):
@@ -59,7 +70,7 @@ def test_a_wrong_field_is_refused(change, code):
     assert caught.value.code is code
 
 
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x01", msgpack.packb({}), bytes(70_000)])
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x90", b"\x01", msgpack.packb({}), bytes(200_000)])
 def test_other_bytes_are_refused(body):
     with pytest.raises(RemoteProtocolError):
         decode_begin(body)

@@ -61,6 +61,8 @@ RECORDS = {
     "file_entry": control.FileEntry,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
+    "call_entry": control.CallEntry,
+    "tool_use_entry": control.ToolUseEntry,
     "sampling_entry": control.SamplingEntry,
     "bias_entry": control.BiasEntry,
     "logprob_entry": control.LogprobEntry,
@@ -229,8 +231,10 @@ def test_the_stage_document_has_every_kind_at_its_number_and_every_field_of_begi
     rows = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", STAGE_TEXT, re.MULTILINE))
     assert rows == {str(int(kind)): kind.name for kind in stage.FrameKind}
     sample = next(case for case in vectors.load("stage_frames")["valid"] if "begin" in case)
-    names = [*sample["begin"]["parameters"], "prompt_tokens", "top_logprobs"]
-    assert begin.Begin.__dataclass_fields__.keys() == {"parameters", "prompt_tokens", "top_logprobs"}
+    grammar = ["grammar", "grammar_triggers", "grammar_at_start"]
+    names = [*sample["begin"]["parameters"], "prompt_tokens", "top_logprobs", "max_tokens", *grammar]
+    ours = ["parameters", "prompt_tokens", "top_logprobs", "max_tokens", "grammar"]
+    assert begin.Begin.__dataclass_fields__.keys() == {*ours}
     assert [name for name in names if f"`{name}`" not in STAGE_TEXT] == []
 
 

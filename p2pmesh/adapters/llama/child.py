@@ -18,6 +18,7 @@ from typing import Any
 from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import KV_TYPE, LoadedStage, LoadOptions, describe_build
 from p2pmesh.adapters.llama.channel import Channel, encode_result
+from p2pmesh.adapters.llama.grammars import GrammarShelf
 from p2pmesh.adapters.llama.pace import measure_decode_us
 from p2pmesh.adapters.llama.steps import SingleRow, StageShape, Stepper, Widths
 from p2pmesh.adapters.llama.vocabulary import Vocabulary
@@ -113,7 +114,7 @@ class LoadedEngine:
         )
         widths = self._widths(stage, shape)
         decode_us = measure_decode_us(stage, shape, widths)
-        self.stepper = Stepper(stage, shape, widths)
+        self.stepper = Stepper(stage, shape, widths, GrammarShelf(self._vocabulary.words))
         self.batcher = Batcher(BatchingPolicy(widths.exact_width))
         self.facts = {
             "hidden_size": stage.hidden_size,

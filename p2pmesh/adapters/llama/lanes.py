@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from p2pmesh.core.batching import SequenceKey
+from p2pmesh.core.grammar.constraint import Constraint
 from p2pmesh.wire.begin import Begin
 
 _REMEMBERED_ENDS = 1024
@@ -14,10 +15,11 @@ _REMEMBERED_ENDS = 1024
 
 @dataclass(slots=True)
 class Lane:
-    """A sequence in lane ``index`` (llama.cpp's sequence id)."""
+    """A sequence in lane ``index`` (llama.cpp's sequence id). ``constraint`` None: any token may follow."""
 
     index: int
     begin: Begin
+    constraint: Constraint | None = None
     history: list[int] = field(default_factory=list)
 
 

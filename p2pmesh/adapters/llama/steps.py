@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import LoadedStage
 from p2pmesh.adapters.llama.cells import CellLog
+from p2pmesh.adapters.llama.grammars import GrammarShelf
 from p2pmesh.adapters.llama.lanes import Lane, LaneTable
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
-from p2pmesh.core.sampling import rank_logprobs, sample
+from p2pmesh.core.sampling import rank_logprobs, sample, sample_allowed
 from p2pmesh.model.cost import SPARE_CELLS
 from p2pmesh.wire.begin import decode_begin
 from p2pmesh.wire.stage import (
@@ -98,8 +99,11 @@ class _Part:
 class Stepper:
     """Applies frames to a loaded stage."""
 
-    def __init__(self, stage: LoadedStage, shape: StageShape, widths: Widths) -> None:
+    def __init__(
+        self, stage: LoadedStage, shape: StageShape, widths: Widths, grammars: GrammarShelf | None = None
+    ) -> None:
         self._stage = stage
+        self._grammars = grammars if shape.is_last else None
         self._shape = shape
         self._widths = widths
         self._lanes = LaneTable(shape.lanes)
@@ -114,13 +118,13 @@ class Stepper:
         """Takes a lane, or renews the parameters of a sequence that has one. An ERROR if it cannot."""
         try:
             begin = decode_begin(frame.body)
+            constraint = self._grammars.constrain(begin) if self._grammars is not None else None
         except RemoteProtocolError as error:
             return self._fail(frame, error.code, error.message)
-        lane = self._lanes.find(key_of(frame))
-        if lane is not None:
-            lane.begin = begin
-        elif self._lanes.take(key_of(frame), begin) is None:
+        lane = self._lanes.find(key_of(frame)) or self._lanes.take(key_of(frame), begin)
+        if lane is None:
             return self._fail(frame, ErrorCode.OVERLOADED, f"all {self._shape.lanes} lanes are taken; retry later")
+        lane.begin, lane.constraint = begin, constraint
         return []
 
     def release(self, key: SequenceKey) -> None:
@@ -209,7 +213,7 @@ class Stepper:
         out = [self._answer(part.frame, FrameKind.CREDIT, part.frame.position + count)]
         if wants_sample:
             last_row = (count - 1) % PREFILL_ROWS
-            out.append(self._tokens(part.frame, count, [self._sample(part, count, last_row)]))
+            out += self._sampled(part, count - 1, count, last_row)
         return out
 
     def _run_decode(self, parts: list[_Part]) -> list[StageFrame]:
@@ -232,8 +236,7 @@ class Stepper:
             elif FrameFlag.REPLAY in part.frame.flags:
                 out.append(self._answer(part.frame, FrameKind.CREDIT, part.frame.position + end))
             else:
-                sampled = [self._sample(part, index + 1, row + index - start) for index in range(start, end)]
-                out.append(self._tokens(part.frame, start + 1, sampled))
+                out += self._sampled(part, start, end, row)
             row += end - start
         return out
 
@@ -317,24 +320,38 @@ class Stepper:
         if not self._shape.is_first:
             rows.embeddings[row] = 0.0
 
+    def _sampled(self, part: _Part, start: int, end: int, row: int) -> list[StageFrame]:
+        """The tokens after rows ``[start, end)`` of a part, which are rows of the last call from ``row`` on."""
+        try:
+            sampled = [self._sample(part, index + 1, row + index - start) for index in range(start, end)]
+        except P2PMeshError as error:  # its grammar's doing: the others of the call go on
+            return self._fail(part.frame, error.code, error.message)
+        return [self._tokens(part.frame, start + 1, sampled)]
+
     def _sample(self, part: _Part, rows_consumed: int, row: int) -> _Sampled:
         """Samples after ``rows_consumed`` rows of the part, from row ``row`` of the last call."""
         position = part.frame.position + rows_consumed
         history = part.lane.history
         if position < len(history):
             history = history[:position]
-        begin = part.lane.begin
-        logits = self._stage.logits(row)
-        token = sample(
-            logits,
-            history,
-            begin.prompt_tokens,
-            begin.parameters,
-            part.frame.sequence,
-            position,
-        )
+        begin, logits = part.lane.begin, self._stage.logits(row)
+        token = self._pick(part, logits, history, position)
         top_logprobs = begin.top_logprobs
         return token, None if top_logprobs is None else rank_logprobs(logits, token, top_logprobs)
+
+    @staticmethod
+    def _pick(part: _Part, logits: NDArray[np.float32], history: list[int], position: int) -> int:
+        """The token that follows ``history``; ``P2PMeshError(GRAMMAR_DEAD_END)`` where the grammar lets none."""
+        begin, constraint, sequence = part.lane.begin, part.lane.constraint, part.frame.sequence
+        if constraint is None:
+            return sample(logits, history, begin.prompt_tokens, begin.parameters, sequence, position)
+        constraint.follow(history[begin.prompt_tokens :])
+        prompt, parameters = begin.prompt_tokens, begin.parameters
+        token = sample_allowed(logits, history, prompt, parameters, sequence, position, constraint)
+        if token is None:
+            text = "no token of this model's vocabulary can follow here by the grammar; change it"
+            raise P2PMeshError(ErrorCode.GRAMMAR_DEAD_END, text)
+        return token
 
     @staticmethod
     def _tokens(cause: StageFrame, offset: int, sampled: list[_Sampled]) -> StageFrame:

@@ -11,6 +11,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from p2pmesh.adapters.llama.binding import LoadedStage
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.limits import MAX_PIECE_TEXT_BYTES
+from p2pmesh.core.grammar.constraint import Words
 
 _MAX_PIECE_BYTES = MAX_PIECE_TEXT_BYTES
 _VOCABULARY_NONE = 0
@@ -56,21 +57,27 @@ class Vocabulary:
             raise Refused(ErrorCode.REQUEST_INVALID, "the text has more tokens than bytes")
         return tokens[:count].tobytes()
 
+    def words(self) -> Words:
+        """The tokens as a grammar sees them."""
+        return Words(self._read_pieces(), frozenset(self.end_tokens()))
+
     def pieces(self) -> tuple[bytes, bytes]:
         """Lengths of all pieces (little-endian uint16) and their bytes, by id; control tokens are empty."""
+        pieces = self._read_pieces()
+        return np.array([len(piece) for piece in pieces], dtype="<u2").tobytes(), b"".join(pieces)
+
+    def _read_pieces(self) -> list[bytes]:
         self._require()
         buffer = ctypes.create_string_buffer(_MAX_PIECE_BYTES)
-        lengths = np.zeros(self._size, dtype="<u2")
-        parts: list[bytes] = []
+        pieces = [b""] * self._size
         to_piece, is_control = native.llama_token_to_piece, native.llama_vocab_is_control
         for token in range(self._size):
             if is_control(self._vocabulary, token):
                 continue
             length = to_piece(self._vocabulary, token, buffer, _MAX_PIECE_BYTES, 0, True)
             if length > 0:
-                lengths[token] = length
-                parts.append(ctypes.string_at(buffer, length))
-        return lengths.tobytes(), b"".join(parts)
+                pieces[token] = ctypes.string_at(buffer, length)
+        return pieces
 
     def render_chat(self, messages: list[dict[str, str]], reasoning_effort: str = "") -> str:
         """The messages in the model's own template, with the generation prompt.
