@@ -70,7 +70,7 @@ def test_a_split_tells_its_stages_and_what_a_token_takes(tmp_path: Path, model: 
     assert not estimate["decode_tpot_target_met"]
     text = "\n".join(lines_of(options))
     assert "tiny, 4 layers; 3 peers from" in text
-    assert "the old laptop  0-1" in text
+    assert "the old laptop  0-2" in text
     assert "the longest hop of 10.0 ms, 2 times" in text
     assert "the target of 10.0 ms is missed by" in text
     assert "nobody has measured the speed of 1 of these peers" in text
