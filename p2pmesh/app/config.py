@@ -18,6 +18,7 @@ from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
     MAX_ANNOUNCED_MODELS,
+    MAX_EXCLUDED_MODELS,
     MAX_LANES,
     MAX_LAYERS,
     MAX_MESH_OWNERS,
@@ -30,6 +31,7 @@ from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import WireDtype
+from p2pmesh.wire.schema import is_line
 
 HOME_VARIABLE = "P2PMESH_HOME"
 PASSPHRASE_VARIABLE = "P2PMESH_OWNER_PASSPHRASE"
@@ -114,6 +116,8 @@ class UpOptions:
     cache_quota_bytes: int = DEFAULT_CACHE_QUOTA_BYTES
     devices: tuple[str, ...] = ()
     gpu_layers: int | None = None
+    max_layers: int | None = None
+    excluded_models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -135,6 +139,7 @@ class UpOptions:
             raise _invalid(f"--port and --console-port are both {self.port}; choose two different ones")
         _check_memory(self)
         _check_devices(self)
+        _check_wishes(self)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
             raise _invalid("--cache-quota must be at least 1MiB")
@@ -291,6 +296,19 @@ def _check_range(what: str, value: int, least: int, most: int) -> None:
 def _check_memory(options: UpOptions) -> None:
     if options.max_memory_bytes is not None and options.max_memory_bytes < 0:
         raise _invalid("--max-memory must not be negative")
+
+
+def _check_wishes(options: UpOptions) -> None:
+    if options.max_layers is not None:
+        _check_range("--max-layers", options.max_layers, 1, MAX_LAYERS)
+    _check_range("the number of --exclude-model", len(options.excluded_models), 0, MAX_EXCLUDED_MODELS)
+    for name in options.excluded_models:
+        if not name or not is_line(name) or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+            raise _invalid(
+                f"--exclude-model must be a model's name, or 12 or more digits of its digest, not {name[:40]!r}"
+            )
+        if name in options.models:
+            raise _invalid(f"--model and --exclude-model both name {name[:80]}; leave one of them away")
 
 
 def _check_devices(options: UpOptions) -> None:

@@ -10,6 +10,8 @@ Strict: each mistake is one line with its place and what would be right. Keys of
     max_memory = "8GiB"            # all that follow are optional: what its owner allows
     max_layers = 20
     excluded = false
+    excluded_models = ["name, or digest", …]
+    spared = false                 # it runs on battery, or its owner uses it: others come first
     decode_bytes_per_s = "8GB"     # measured: weights read in a second of decoding; 0 is unknown
     has_model = false              # nothing need be fetched; or on_disk = ["sha256 of a model", …]
     behind_nat = false
@@ -32,9 +34,10 @@ from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_LAYERS, MAX_LINK_BYTES_PER_S, MAX_LINK_RTT_US, MAX_NAME_BYTES
+from p2pmesh.base.limits import MAX_EXCLUDED_MODELS, MAX_LAYERS, MAX_LINK_BYTES_PER_S, MAX_LINK_RTT_US, MAX_NAME_BYTES
 from p2pmesh.base.quantities import MIB, parse_size_bytes
 from p2pmesh.core.links import LinkMatrix, PairLink
+from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.request import PlanningPeer
 from p2pmesh.wire.schema import is_line
 
@@ -55,11 +58,17 @@ class KnownPeers:
     labels: Mapping[PeerId, str]
     on_disk: Mapping[PeerId, frozenset[str]]
     links: LinkMatrix
+    excluded_models: Mapping[PeerId, tuple[str, ...]]
 
-    def having(self, digest: str) -> tuple[PlanningPeer, ...]:
-        """The peers, those marked that have this model."""
+    def having(self, name: str, digest: str) -> tuple[PlanningPeer, ...]:
+        """The peers, those marked that have this model, and those whose owners do not want it."""
         return tuple(
-            replace(peer, has_model=peer.has_model or digest in self.on_disk[peer.peer_id]) for peer in self.peers
+            replace(
+                peer,
+                has_model=peer.has_model or digest in self.on_disk[peer.peer_id],
+                is_excluded=peer.is_excluded or excludes(self.excluded_models[peer.peer_id], name, digest),
+            )
+            for peer in self.peers
         )
 
 
@@ -73,7 +82,9 @@ def read_peers_file(path: Path) -> KnownPeers:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise _invalid(f"{path} cannot be read: {error.strerror}") from None
+        raise _invalid(
+            f"{path} cannot be read: {error.strerror}; give the path of a .toml or .json file, or leave --peers away"
+        ) from None
     if len(data) > MAX_FILE_BYTES:
         raise _invalid(f"{path} is larger than {MAX_FILE_BYTES // MIB} MiB")
     try:
@@ -179,7 +190,7 @@ class _Fields:
 
 _PEER_KEYS = (
     "name", "memory", "max_memory", "max_layers", "excluded", "decode_bytes_per_s", "has_model", "on_disk",
-    "behind_nat", "rank", "label",
+    "behind_nat", "rank", "label", "spared", "excluded_models",
 )  # fmt: skip
 
 
@@ -188,6 +199,7 @@ def _decode(value: Any) -> KnownPeers:
     peers: dict[PeerId, PlanningPeer] = {}
     labels: dict[PeerId, str] = {}
     on_disk: dict[PeerId, frozenset[str]] = {}
+    excluded: dict[PeerId, tuple[str, ...]] = {}
     for at, row in enumerate(top.rows("peers", MAX_PEERS)):
         fields = _Fields(row, f"peers[{at}]", _PEER_KEYS)
         peer = _decode_peer(fields)
@@ -196,13 +208,14 @@ def _decode(value: Any) -> KnownPeers:
         peers[peer.peer_id] = peer
         labels[peer.peer_id] = fields.text("label", peer.peer_id) or peer.peer_id
         on_disk[peer.peer_id] = frozenset(map(str, fields.rows("on_disk", MAX_ON_DISK)))
+        excluded[peer.peer_id] = tuple(map(str, fields.rows("excluded_models", MAX_EXCLUDED_MODELS)))
     if not peers:
         raise _WrongError("it has no peers; write [[peers]] tables with name and memory")
     named = top.text("coordinator") if top.has("coordinator") else None
     if named is not None and named not in peers:
         raise _WrongError(f"coordinator is {named!r}, which is none of the peers")
     coordinator = None if named is None else PeerId(named)
-    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, _links(top, peers))
+    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, _links(top, peers), excluded)
 
 
 def _decode_peer(fields: _Fields) -> PlanningPeer:
@@ -216,6 +229,7 @@ def _decode_peer(fields: _Fields) -> PlanningPeer:
         decode_bytes_per_s=fields.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S, 0),
         has_model=fields.flag("has_model"),
         is_behind_nat=fields.flag("behind_nat"),
+        is_spared=fields.flag("spared"),
     )
 
 

@@ -95,7 +95,7 @@ def _request(options: PlanOptions, model: ModelFile, known: KnownPeers) -> PlanR
     shapes = [(context, count) for context in contexts for count in lanes]
     return PlanRequest(
         planning_model(model.index, shapes, wire_dtype=options.wire_dtype, clearance=clearance),
-        known.having(model.digest),
+        known.having(model.name, model.digest),
         known.coordinator,
         options.stage_count,
         known.links,

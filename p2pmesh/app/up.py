@@ -28,6 +28,7 @@ from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
+from p2pmesh.adapters.machine_load import LoadMeter
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.private_files import remove_drafts
@@ -53,6 +54,7 @@ from p2pmesh.base.limits import MAX_NAME_BYTES
 from p2pmesh.base.quantities import format_size, micros
 from p2pmesh.core.artifact_policy import default_transfer
 from p2pmesh.core.devices import DeviceChoice
+from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
@@ -210,7 +212,7 @@ class _Command:
             network = cast(Libp2pNetwork, self._alter(network))
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine"), self._devices))
-        parts = NodeParts(neighbours, self._models.store, engines, HomeGrants(self._options.home))
+        parts = NodeParts(neighbours, self._models.store, engines, HomeGrants(self._options.home), LoadMeter())
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
@@ -221,6 +223,7 @@ class _Command:
             membership=self._standing.membership,
             founding=self._standing.founding,
             engine=_engine_kind(self._devices),
+            wishes=OwnerWishes(self._options.max_layers, self._options.excluded_models),
             artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=False),
         )
         return Node(parts, settings, self._report)

@@ -86,6 +86,8 @@ def _add_up(commands: Commands) -> None:
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--device", metavar="NAME,NAME", type=_names, default=(), help="what stages run on (default: GPUs, if any)")
     add("--gpu-layers", type=int, metavar="N", help="of each stage, so many go to the devices (default: all)")
+    add("--max-layers", type=int, metavar="N", help="at most so many layers in one stage here")
+    add("--exclude-model", metavar="REF", action="append", default=[], help="no stage of it here; repeatable")
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
     add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
@@ -240,6 +242,8 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         cache_quota_bytes=args.cache_quota,
         devices=args.device,
         gpu_layers=args.gpu_layers,
+        max_layers=args.max_layers,
+        excluded_models=tuple(args.exclude_model),
     )
 
 

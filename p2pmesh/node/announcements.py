@@ -202,6 +202,14 @@ class AnnouncementBoard:
             self.topics.speak()
             self.changes.mark()
 
+    def note_machine(self, *, is_on_battery: bool, is_busy: bool) -> None:
+        """States of our machine, in which others are asked for stages first; gossiped soon if they changed."""
+        before = self._own
+        self._own = replace(self._own, is_on_battery=is_on_battery, is_busy=is_busy)
+        if self._own != before:
+            self.topics.speak()
+            self.changes.mark()
+
     def show_passes(self, passes: tuple[bytes, ...]) -> None:
         """Others believe from now on that we are a member by these; it is gossiped at once if they are new."""
         if passes != self._own.passes:
@@ -425,4 +433,6 @@ def _says_something_new(before: Announcement, after: Announcement) -> bool:
 
 
 def _acted_on(said: Announcement) -> tuple[object, ...]:
-    return (said.models, said.free_bytes, said.memory_bytes, said.addresses, said.ownership, said.shard_depth)
+    is_spared = said.is_on_battery or said.is_busy
+    wishes = (said.max_layers, is_spared)
+    return (said.models, said.free_bytes, said.memory_bytes, said.addresses, said.ownership, said.shard_depth, wishes)

@@ -26,6 +26,11 @@ def is_behind_nat(peer: Announcement) -> bool:
     return bool(peer.addresses) and all("/p2p-circuit" in address for address in peer.addresses)
 
 
+def is_spared(peer: Announcement) -> bool:
+    """Whether others come first, since its owner needs the machine, or its battery."""
+    return peer.is_on_battery or peer.is_busy
+
+
 class Candidates:
     """The peers at hand of one coordinator."""
 
@@ -55,6 +60,8 @@ class Candidates:
                 has_model=any(held.digest == digest for held in a.on_disk),
                 is_behind_nat=is_behind_nat(a),
                 decode_bytes_per_s=a.decode_bytes_per_s,
+                most_layers=a.max_layers or None,
+                is_spared=is_spared(a),
             )
             for a in trusted
             if PeerId(a.peer_id) not in out

@@ -15,12 +15,13 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import ID_BYTES, Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
+from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.kept import plan_kept
 from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices
 from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
-from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
+from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import CoordinatorParts, Run, RunEnding, ranges_of
@@ -225,7 +226,16 @@ class Coordinator:
     def _request(self, *, with_failed: bool = True) -> PlanRequest:
         own_peer = self._parts.overlay.own_peer
         stages = self._parts.stages
-        own = PlanningPeer(own_peer, stages.free_bytes, has_model=True, decode_bytes_per_s=stages.decode_bytes_per_s)
+        said = self._parts.overlay.board.own()
+        own = PlanningPeer(
+            own_peer,
+            stages.free_bytes,
+            has_model=True,
+            decode_bytes_per_s=stages.decode_bytes_per_s,
+            most_layers=stages.wishes.max_layers,
+            is_excluded=excludes(stages.wishes.excluded_models, self._model.name, self._model.digest),
+            is_spared=is_spared(said),
+        )
         peers = (own, *self._candidates.admitted(self._model.digest, with_failed=with_failed))
         links = self._parts.links.matrix()
         return PlanRequest(self._planning_model, peers, own_peer, self._options.stage_count, links)

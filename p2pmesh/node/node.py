@@ -25,6 +25,7 @@ from p2pmesh.node.exchanges import DriverExchanges
 from p2pmesh.node.ingress import Ingress
 from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
+from p2pmesh.node.machine_watch import watch_load
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.peers_view import describe_peers
@@ -41,6 +42,7 @@ from p2pmesh.node.succession import SuccessionParts, Successions
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
+from p2pmesh.ports.machine import ReadLoad
 from p2pmesh.ports.models import ModelFile, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
@@ -54,6 +56,8 @@ class NodeParts:
     store: ModelStore
     launcher: EngineLauncher
     grants: GrantStore
+    read_load: ReadLoad | None = None
+    """None where nobody looks at the machine."""
 
 
 class Node:
@@ -80,6 +84,7 @@ class Node:
             StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers, self.claims),
             settings.memory_bytes,
             report,
+            settings.wishes,
         )
         DriverExchanges(self.overlay, self.drivers, self.claims)
         self.records = Records(self.overlay, ports, self._held_files)
@@ -113,6 +118,8 @@ class Node:
             nursery.start_soon(self._connections.run)
             nursery.start_soon(self.records.run)
             nursery.start_soon(self._identity_guard.run)
+            if self._parts.read_load is not None:
+                nursery.start_soon(watch_load, self._parts.read_load, self.overlay.board)
             task_status.started()
 
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:

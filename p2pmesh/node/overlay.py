@@ -23,6 +23,7 @@ from p2pmesh.base.limits import (
 from p2pmesh.core import admission, connections
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import Shown
+from p2pmesh.core.owner_wishes import ANYTHING, OwnerWishes
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours
@@ -87,6 +88,8 @@ class OverlaySettings:
     engine: str = ""
     """What runs stages here, for the announcement."""
     artifact_transfer: ArtifactTransfer = ArtifactTransfer.OPEN
+    wishes: OwnerWishes = ANYTHING
+    """Caps of our owner."""
 
 
 @dataclass(slots=True)
@@ -622,4 +625,5 @@ def _first_announcement(ports: Neighbours, settings: OverlaySettings, credential
         ownership=settings.ownership,
         engine=settings.engine,
         passes=credentials.passes,
+        max_layers=settings.wishes.max_layers or 0,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.links import LinkMatrix
-from p2pmesh.node.candidates import is_behind_nat
+from p2pmesh.node.candidates import is_behind_nat, is_spared
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.stages import Stages
 from p2pmesh.wire.announcement import Announcement
@@ -38,6 +38,8 @@ def _describe(peer: Announcement, rank: int) -> dict[str, Any]:
         "on_disk": [held.digest for held in peer.on_disk],
         "behind_nat": is_behind_nat(peer),
         "rank": rank,
+        "spared": is_spared(peer),
+        **({"max_layers": peer.max_layers} if peer.max_layers else {}),
     }
 
 

@@ -18,6 +18,7 @@ from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
 from p2pmesh.base.limits import MAX_DECODE_BYTES_PER_S
 from p2pmesh.base.quantities import MICROS_PER_SECOND, format_size
 from p2pmesh.core.coordination import StageState
+from p2pmesh.core.owner_wishes import ANYTHING, OwnerWishes
 from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import MessageStream
@@ -106,8 +107,16 @@ class HeldStage:
 class Stages:
     """Loads and holds stages within ``memory_bytes``."""
 
-    def __init__(self, overlay: Overlay, parts: StageParts, memory_bytes: int, report: Report) -> None:
+    def __init__(
+        self,
+        overlay: Overlay,
+        parts: StageParts,
+        memory_bytes: int,
+        report: Report,
+        wishes: OwnerWishes = ANYTHING,
+    ) -> None:
         self._overlay = overlay
+        self.wishes = wishes
         self._parts = parts
         self._memory_bytes = memory_bytes
         self._reserved_bytes = 0
@@ -145,7 +154,7 @@ class Stages:
 
     def begin(self, load: LoadStage, source: PeerId) -> HeldStage:
         """Starts to load a stage; raises why it may not be. Whoever began it follows it, or it ends."""
-        _check_load(load, self._overlay.own_peer)
+        self._check_order(load)
         self._parts.claims.check(source, load.model_digest, load.run_id, load.term)
         if load.run_id in self._held:
             raise Refused(ErrorCode.NOT_IN_PLACEMENT, "this peer holds a stage of that run already")
@@ -154,6 +163,13 @@ class Stages:
         held = self._held[load.run_id] = HeldStage(load, source)
         self._nursery.start_soon(self._keep, held)
         return held
+
+    def _check_order(self, load: LoadStage) -> None:
+        """It is for this peer, and within what our owner gives."""
+        _check_load(load, self._overlay.own_peer)
+        refusal = self.wishes.refusal(load.model, load.model_digest, _layers_of(load))
+        if refusal is not None:
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, refusal)
 
     def find(self, run_id: bytes) -> HeldStage | None:
         """The stage of a run here."""
@@ -305,7 +321,7 @@ class Stages:
 
     async def _stand_by(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         """An engine that waits for the stage, should its peer be lost; only where there is room that nobody wants."""
-        _check_load(load, self._overlay.own_peer)
+        self._check_order(load)
         size_bytes = _reserved_bytes(load)
         if self._shelf.waiting_bytes + size_bytes > self.free_bytes:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "there is no room for a spare engine here")

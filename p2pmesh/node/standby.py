@@ -105,7 +105,7 @@ class Standbys:
                 nursery.start_soon(self._hold, self._wanted, index, standby)
 
     def _choose(self, placement: Placement, stage: PlannedStage) -> PeerId | None:
-        """The spare peer with the most room left beside what it keeps ready already."""
+        """The spare peer with the most room left beside what it keeps ready already, its owner's use aside."""
         request = self._request()
         busy = {holder.peer_id for holder in placement.stages}
         rooms = []
@@ -114,8 +114,8 @@ class Standbys:
             room = request.usable_bytes(peer) - given
             is_out = peer.peer_id in busy or peer.peer_id in self._refused_until
             if not is_out and peer.rank == 0 and room >= stage.needed_bytes:
-                rooms.append((room, peer.peer_id))
-        return max(rooms)[1] if rooms else None
+                rooms.append((not peer.is_spared, room, peer.peer_id))
+        return max(rooms)[2] if rooms else None
 
     async def _hold(self, placement: Placement, index: int, standby: _Standby) -> None:
         """As long as its peer keeps it: it ends when a run takes the engine up, too."""

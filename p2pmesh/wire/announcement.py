@@ -19,6 +19,7 @@ from p2pmesh.base.limits import (
     MAX_DECODE_BYTES_PER_S,
     MAX_DEMAND_COUNT,
     MAX_LANES,
+    MAX_LAYERS,
     MAX_LINK_BYTES_PER_S,
     MAX_LINK_RTT_US,
     MAX_NAME_BYTES,
@@ -168,6 +169,11 @@ class Announcement:
     )
     """Models that it would load for a request, each as ``model_hash_of`` its name."""
     demand: tuple[ModelDemand, ...] = declared(ListOf(OpenRow(ModelDemand), MAX_ANNOUNCED_DEMANDS), ())
+    max_layers: int = declared(Integer(0, MAX_LAYERS), 0)
+    """Of one stage, by its owner's wish; 0: any number."""
+    is_on_battery: bool = declared(Boolean(), False)
+    is_busy: bool = declared(Boolean(), False)
+    """Its owner's other programs take most of the machine."""
 
     @property
     def freshness(self) -> tuple[int, int]:

@@ -57,8 +57,8 @@ def check_is_whole(known: KnownPeers) -> None:
     assert desk == PlanningPeer(PeerId("desk"), GIB, rank=1, is_excluded=True)
     assert (known.coordinator, known.labels) == ("laptop", {"laptop": "the old laptop", "desk": "desk"})
     assert known.links.between(PeerId("desk"), PeerId("laptop")) == PairLink(12_500, 10 * MIB, True)
-    assert [peer.has_model for peer in known.having(DIGEST)] == [True, True]
-    assert [peer.has_model for peer in known.having("cd" * 32)] == [True, False]
+    assert [peer.has_model for peer in known.having("m", DIGEST)] == [True, True]
+    assert [peer.has_model for peer in known.having("m", "cd" * 32)] == [True, False]
 
 
 def test_a_toml_file_says_who_offers_what_and_how_far_they_are(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ class Mesh:
                 given.get("membership"), given.get("founding"), **given.get("settings", {}),
             )  # fmt: skip
             reports: list[MeshNode] = []
-            parts = NodeParts(ports, store, launcher, given.get("grants") or FakeGrantStore())
+            parts = NodeParts(ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("read_load"))
             node = Node(parts, settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store, credentials)
             reports.append(made)

@@ -31,7 +31,7 @@ async def test_a_plan_can_be_made_from_what_a_running_node_tells(autojump_clock:
         assert known.coordinator == founder.peer
         assert [peer.peer_id for peer in known.peers] == [founder.peer, joiner.peer]
         assert known.labels[joiner.peer] == "joiner"
-        assert [peer.has_model for peer in known.having(MODEL.digest)] == [True, False]
+        assert [peer.has_model for peer in known.having(MODEL.name, MODEL.digest)] == [True, False]
         assert [peer.decode_bytes_per_s > 0 for peer in known.peers] == [True, True]
         free = [peer.free_bytes for peer in known.peers]
         assert free[0] == founder.node.stages.free_bytes

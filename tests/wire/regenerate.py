@@ -79,6 +79,7 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
         passes=(FOUNDERS_PASS,), decode_bytes_per_s=6_400_000_000,
         loadable=(announcement.model_hash_of("gemma-3-270m"),), demand=(DEMAND,),
+        max_layers=20, is_on_battery=True, is_busy=True,
     )  # fmt: skip
 
 
@@ -339,6 +340,11 @@ def announcements() -> Case:
         "demand for a hash of nine bytes": {"demand": [[bytes(9), *DEMAND_ROW[1:]]]},
         "negative demand": {"demand": [[*DEMAND_ROW[:3], -1]]},
         "demand beyond the limit": {"demand": [[*DEMAND_ROW[:2], 2**24 + 1, DEMAND_ROW[3]]]},
+        "negative cap of layers": {"max_layers": -1},
+        "cap of layers beyond the limit": {"max_layers": 1025},
+        "cap of layers as nil": {"max_layers": None},
+        "battery as a number": {"is_on_battery": 1},
+        "busy as text": {"is_busy": "yes"},
         "demand as a float": {"demand": [[DEMAND_ROW[0], 1.0, *DEMAND_ROW[2:]]]},
     }
     changed = {name: list({**good, **change}.values()) for name, change in changes.items()}

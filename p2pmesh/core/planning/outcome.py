@@ -77,6 +77,7 @@ class PeerReason(StrEnum):
     NOT_NEEDED = "not_needed"
     NOT_ENOUGH = "not_enough_together"
     UNTRUSTED = "of_lower_rank"
+    SPARED = "spared"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,17 @@ def _without_doubles(request: PlanRequest) -> PlanRequest:
 
 
 def _plan_by_rank(request: PlanRequest) -> Placement | PlacementRefusal:
-    """If peers of rank 0 do not suffice, rank does not count: a small one could stand in the way of larger ones."""
-    preferred = tuple(peer for peer in request.peers if peer.rank == 0)
-    if len(preferred) < len(request.peers):
-        planned = _plan(replace(request, peers=preferred))
-        if isinstance(planned, Placement):
-            return replace(planned, unused=unused_peers(request, planned.stages))
+    """Peers of rank 0 that need not be spared, then all of rank 0, then all: where the first do not suffice, the others
+    are not ranked among themselves, since a small one could stand in the way of larger ones.
+    """
+    trusted = tuple(peer for peer in request.peers if peer.rank == 0)
+    at_hand = tuple(peer for peer in trusted if not peer.is_spared)
+    count = len(request.peers)
+    for preferred in dict.fromkeys((at_hand, trusted)):
+        if len(preferred) < count:
+            planned = _plan(replace(request, peers=preferred))
+            if isinstance(planned, Placement):
+                return replace(planned, unused=unused_peers(request, planned.stages))
     return _plan(request)
 
 

@@ -77,5 +77,8 @@ def _why_unused(request: PlanRequest, peer: PlanningPeer, least: int, is_placed:
         return PeerRefusal(peer.peer_id, PeerReason.TOO_SMALL, text)
     if peer.rank and is_placed:
         return PeerRefusal(peer.peer_id, PeerReason.UNTRUSTED, "peers of trusted owners suffice")
+    if peer.is_spared and is_placed:
+        text = "it runs on battery or its owner uses it, and others suffice"
+        return PeerRefusal(peer.peer_id, PeerReason.SPARED, text)
     reason = PeerReason.NOT_NEEDED if is_placed else PeerReason.NOT_ENOUGH
     return PeerRefusal(peer.peer_id, reason, f"{format_size(usable)} within its head room")

@@ -84,6 +84,7 @@ class PlanningPeer:
 
     ``free_bytes`` is what is free, ``most_bytes`` what its owner allows (None: all of it), ``most_layers`` likewise.
     ``decode_bytes_per_s`` is measured, 0 unknown. ``has_model`` means that nothing need be fetched for any stage.
+    ``is_spared`` where it runs on battery, or its owner uses it: others come first.
     """
 
     peer_id: PeerId
@@ -95,6 +96,7 @@ class PlanningPeer:
     decode_bytes_per_s: int = 0
     has_model: bool = False
     is_behind_nat: bool = False
+    is_spared: bool = False
 
     @property
     def offered_bytes(self) -> int:

@@ -232,6 +232,15 @@ def test_an_owners_wishes_are_kept() -> None:
     assert placed(with_peer(asked, "p0", most_bytes=40)) == [("p0", 0, 4), ("p1", 4, 8)]
 
 
+def test_peers_that_had_better_be_spared_come_last_of_their_rank() -> None:
+    asked = with_peer(request(even(8), (100, 40, 40)), "p0", is_spared=True)
+    assert placed(asked) == [("p1", 0, 4), ("p2", 4, 8)]
+    [unused] = plan_placement(asked).unused
+    assert (unused.peer_id, unused.reason) == ("p0", PeerReason.SPARED)
+    assert placed(with_peer(asked, "p2", is_spared=True)) == [("p0", 0, 8)]
+    assert placed(with_peer(asked, "p2", rank=1)) == [("p0", 0, 8)]
+
+
 def test_only_permitted_cuts_are_used_and_no_forbidden_range() -> None:
     assert placed(request(uneven((10,) * 6, (5,)), (50, 50))) == [("p0", 0, 5), ("p1", 5, 6)]
     model = replace(even(6), forbidden=frozenset({LayerRange(0, 3), LayerRange(3, 6)}))
