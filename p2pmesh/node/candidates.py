@@ -40,6 +40,8 @@ class Candidates:
         self._tried: dict[PeerId, Micros] = {}
         self._taken: dict[PeerId, Micros] = {}
         self._failed: dict[PeerId, Micros] = {}
+        self._accusers: dict[PeerId, tuple[PeerId, Micros]] = {}
+        """Whom each has accused last, and until when that counts."""
 
     def admitted(self, digest: str, *, with_failed: bool = True) -> tuple[PlanningPeer, ...]:
         """What the connected peers offer, of those that the trust policy admits (a claim may have run out).
@@ -77,6 +79,14 @@ class Candidates:
         self._failed[peer] = self._later(for_s)
         self._forget_old()
 
+    def choose_blamed(self, accuser: PeerId, accused: PeerId, for_s: float) -> PeerId:
+        """Who of two is believed to be at fault: the accused, unless the same peer accused another one just before."""
+        before = self._accusers.get(accuser)
+        self._accusers[accuser] = (accused, self._later(for_s))
+        self._forget_old()
+        is_repeated = before is not None and before[0] != accused and before[1] > self._clock.now()
+        return accuser if is_repeated else accused
+
     @property
     def has_failed(self) -> bool:
         """Whether any peer is one that failed lately."""
@@ -96,6 +106,7 @@ class Candidates:
         now = self._clock.now()
         self._taken = {peer: until for peer, until in self._taken.items() if until > now}
         self._failed = {peer: until for peer, until in self._failed.items() if until > now}
+        self._accusers = {peer: told for peer, told in self._accusers.items() if told[1] > now}
 
     async def meet(self) -> bool:
         """Says hello to known peers that offer memory, preferred and larger ones first; whether any was admitted."""

@@ -15,6 +15,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import ID_BYTES, Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
+from p2pmesh.core.coordination import accused_stage
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.kept import plan_kept
 from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, StepEstimate
@@ -39,6 +40,8 @@ _ENGINE_DEATHS = frozenset({ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_UNRESPONS
 _SYMPTOMS = frozenset({ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE})
 FAILED_S = 120.0
 """A peer whose stage did not load, or broke, is passed over for so long where others can hold the model."""
+ACCUSED_S = 30.0
+"""A peer that accuses one after another so fast is the one that lies."""
 PEERS_SETTLE_S = 0.5
 """Peers that start together are waited for this long before a plan, so that the first does not get all."""
 
@@ -55,6 +58,8 @@ class Coordinator:
         self._candidates = Candidates(parts.overlay, parts.clock)
         self._standbys = Standbys(parts.overlay, self._request, self._standby_order)
         self.run: Run | None = None
+        self._blamed: tuple[PeerId, ...] = ()
+        """Who answered garbage in the run that ended last."""
 
     @property
     def model_name(self) -> str:
@@ -114,15 +119,17 @@ class Coordinator:
         None where that cannot be, and all must be planned anew.
         """
         request = self._request()
-        peers = tuple(peer for peer in request.peers if peer.peer_id not in ending.silent)
+        out = {*ending.silent, *self._blamed}
+        peers = tuple(peer for peer in request.peers if peer.peer_id not in out)
         kept, used = [], {stage.peer_id for stage in broken.stages}
         for index, stage in enumerate(broken.stages):
             spare = self._standbys.peer_for(stage.layers)
-            is_broken = stage.peer_id in ending.silent or (index == ending.index and ending.code in _ENGINE_DEATHS)
+            is_out = stage.peer_id in out
+            is_broken = is_out or (index == ending.index and ending.code in _ENGINE_DEATHS)
             if is_broken and spare is not None and spare not in used:
                 used.add(spare)
                 kept.append(replace(stage, peer_id=spare))
-            elif stage.peer_id not in ending.silent:
+            elif not is_out:
                 kept.append(stage)
         planned = plan_kept(replace(request, peers=peers, kept=tuple(kept)))
         if not isinstance(planned, Placement):
@@ -155,10 +162,18 @@ class Coordinator:
         return ending
 
     def _blame(self, placement: Placement, ending: RunEnding) -> None:
-        """Who only lost its neighbours is as good as before; those that are silent are out by that alone."""
+        """Who only lost its neighbours is as good as before; those that are silent are out by that alone.
+
+        Who was given garbage is as good as before, too: whoever gave it is to be replaced.
+        """
+        self._blamed = ()
         if ending.index is None or (ending.had_served and ending.code in _SYMPTOMS):
             return
         failed = placement.stages[ending.index].peer_id
+        accused = accused_stage(ending.index, ending.code, len(placement.stages))
+        if accused is not None:
+            failed = self._candidates.choose_blamed(failed, placement.stages[accused].peer_id, ACCUSED_S)
+            self._blamed = (failed,)
         if failed != self._parts.overlay.own_peer:
             self._candidates.note_failed(failed, FAILED_S)
 

@@ -202,7 +202,7 @@ class Driver:
             request.history,
         )
         start = SequenceStart(request, self.load.run_id, prompt, self._vocabulary.pieces, _grammar_of(request))
-        sequence = Sequence(start, machine, self._stage.submit, self._clock)
+        sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail)
         if sequence.key in self._sequences:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
         self._sequences[sequence.key] = sequence

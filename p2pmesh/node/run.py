@@ -286,6 +286,7 @@ class Run:
         try:
             await self._ask_driver(ProbeRun(self.run_id), ProbeResult, PROBE_TIMEOUT_S)
         except P2PMeshError as error:
+            await trio.sleep(SYMPTOM_WAIT_S)  # the stage that broke says so itself, and why
             await self._runner.put(coordination.ProbeFailed(error.code, error.message))
         else:
             await self._runner.put(coordination.ProbeSucceeded())

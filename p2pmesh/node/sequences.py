@@ -83,8 +83,13 @@ class Sequence:
         machine: generation.GenerationMachine,
         submit: Callable[[StageFrame], Awaitable[None]],
         clock: Clock,
+        break_run: Callable[[P2PMeshError], None] = lambda _: None,
     ) -> None:
         self._start = start
+        self._break_run = break_run
+        """Told when the last stage answers garbage: what it gives other sequences is no better."""
+        self._is_failed = False
+        """Whether a stage or the run has said that it is over."""
         self._machine = machine
         self._submit = submit
         self._clock = clock
@@ -118,6 +123,7 @@ class Sequence:
             case FrameKind.CREDIT:
                 event = generation.CreditArrived(frame.position)
             case _:
+                self._is_failed = True
                 event = _failure_of(frame)
         try:
             if (
@@ -128,17 +134,25 @@ class Sequence:
             else:
                 self._runner.post(event)
         except trio.WouldBlock:
-            self.fail(ErrorCode.CREDIT_EXCEEDED, "the last stage sends more than it was asked for")
+            text = "the last stage sends more than it was asked for"
+            self.fail(ErrorCode.CREDIT_EXCEEDED, text)
+            self._break_run(RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, text))
 
     def _tokens_of(self, frame: StageFrame) -> generation.Event:
         asked = self._start.request.top_logprobs
+        if self._start.pieces and max(frame.tokens) >= len(self._start.pieces):
+            return self._distrust(f"token {max(frame.tokens)} of {len(self._start.pieces)} from the last stage")
         if asked is None and not len(frame.body):
             return generation.TokensArrived(frame.position, frame.tokens)
         try:
             reports = decode_reports(frame.body, 0 if asked is None else len(frame.tokens), asked or 0)
         except RemoteProtocolError as error:
-            return generation.SequenceFailed(error.code, error.message)
+            return self._distrust(error.message)
         return generation.TokensArrived(frame.position, frame.tokens, reports)
+
+    def _distrust(self, text: str) -> generation.Event:
+        self._break_run(RemoteProtocolError(ErrorCode.FRAME_VALUE_INVALID, text))
+        return generation.SequenceFailed(ErrorCode.FRAME_VALUE_INVALID, text)
 
     async def _take_token(self, event: generation.Event) -> None:
         """In the task that read it: the next step must not wait for another task's turn."""
@@ -153,6 +167,7 @@ class Sequence:
 
     def fail(self, code: ErrorCode, text: str) -> None:
         """Ends the sequence as an error as soon as its queue allows; its queue being full is an end by itself."""
+        self._is_failed = True
         try:
             self._runner.post(generation.SequenceFailed(code, text))
         except trio.WouldBlock:
@@ -203,6 +218,11 @@ class Sequence:
         with suppress(P2PMeshError):
             await self._submit(self._frame(kind))
 
+    async def _give_failure(self, code: ErrorCode, text: str) -> None:
+        if code is ErrorCode.FRAME_POSITION_INVALID and not self._is_failed:  # what came was not asked for
+            self._break_run(RemoteProtocolError(code, text))
+        await self._output.send(Refused(code, text))
+
     async def _perform(self, effect: generation.Effect) -> None:
         match effect:
             case generation.SendDecode(position, token):
@@ -227,7 +247,7 @@ class Sequence:
             case generation.Finish(reason, text, completion_tokens):
                 await self._output.send(GenerationFinished(reason, text, completion_tokens))
             case generation.Fail(code, text):
-                await self._output.send(Refused(code, text))
+                await self._give_failure(code, text)
 
     def _named(self, tokens: tuple[int, ...], reports: tuple[TokenReport, ...]) -> tuple[TokenLogprob, ...]:
         """Reports with the tokens' bytes."""

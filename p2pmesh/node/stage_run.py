@@ -30,6 +30,7 @@ from p2pmesh.wire.stage import (
     StageFrame,
     WireDtype,
     decode_activation,
+    decode_error,
     error_frame,
 )
 
@@ -41,6 +42,7 @@ _NO_REQUEST = bytes(16)
 _FORWARD = (FrameKind.BEGIN, FrameKind.PREFILL, FrameKind.DECODE, FrameKind.CANCEL, FrameKind.END)
 _BACKWARD = (FrameKind.TOKEN, FrameKind.CREDIT, FrameKind.ERROR)
 _PASSED_ON = (FrameKind.BEGIN, FrameKind.CANCEL, FrameKind.END)
+_UNFIT = frozenset({ErrorCode.FRAME_POSITION_INVALID, ErrorCode.FRAME_VALUE_INVALID, ErrorCode.FRAME_DTYPE_INVALID})
 MAX_SEQUENCES = 4 * MAX_LANES
 CREDIT_ROWS = PREFILL_CREDITS * PREFILL_CHUNK_TOKENS
 """Of one sequence in one engine; a chunk counts as a whole one, a replayed frame at least as ``REPLAY_ROWS``."""
@@ -267,8 +269,15 @@ class StageRun:
             self._note_widened(frame)
             return
         if frame.kind is FrameKind.ERROR:
+            self._check_cause(frame)
             await self._stop_elsewhere(frame)
         await self._send_backward(frame)
+
+    def _check_cause(self, frame: StageFrame) -> None:
+        """Rows that do not fit those before them are the work of the stage before, and its next ones are no better."""
+        code, text = decode_error(frame)
+        if code in _UNFIT and not self.is_driver:
+            raise RemoteProtocolError(code, text)
 
     def _note_widened(self, frame: StageFrame) -> None:
         """Told once a run: a model whose values do not fit f16 does so at every step."""

@@ -199,9 +199,9 @@ class Stages:
         """One stage, from its order to its end. Its errors are told, and are its followers'."""
         try:
             with held.scope, unwrapped():
-                await self._hold(held.load, held.source, held.note)
+                await self._hold(held)
         except P2PMeshError as error:
-            held.cause = error
+            held.cause = held.cause or error
             fields = _stage_fields(held.load) | {"code": error.code.value, "message": error.message}
             self._report("stage_failed", fields)
         finally:
@@ -210,7 +210,8 @@ class Stages:
             held.end()
             self._parts.claims.note_stage_ended(held.load.model_digest, held.load.run_id)
 
-    async def _hold(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
+    async def _hold(self, held: HeldStage) -> None:
+        load, source, report_status = held.load, held.source, held.note
         with self._counted():
             await self._wait_for_run_before(load)
             async with self._reserve(_reserved_bytes(load)):
@@ -219,7 +220,7 @@ class Stages:
                     await self._check_memory(load, artifact)
                     await report_status(_status(load, StageState.LOADING))
                     with self._loading(load, report_status) as loaded:
-                        await self._run(load, artifact, report_status, loaded)
+                        await self._run(held, artifact, loaded)
                 finally:
                     self._parts.store.release(artifact.digest)
 
@@ -286,9 +287,8 @@ class Stages:
         finally:
             scope.cancel()
 
-    async def _run(
-        self, load: LoadStage, artifact: StageArtifact, report_status: ReportStatus, loaded: trio.CancelScope
-    ) -> None:
+    async def _run(self, held: HeldStage, artifact: StageArtifact, loaded: trio.CancelScope) -> None:
+        load = held.load
         spec, size_bytes = _spec_of(load, artifact), _reserved_bytes(load)
         if not self._shelf.has(spec):
             await self._shelf.make_room(0)
@@ -305,14 +305,15 @@ class Stages:
                 self._report(
                     "stage_ready", _stage_fields(load) | {"exact_width": facts.exact_width, "notes": facts.notes}
                 )
-                await report_status(_ready_status(load, facts))
+                await held.note(_ready_status(load, facts))
 
             cause: P2PMeshError = Refused(ErrorCode.MODEL_NOT_READY, "the stage was stopped; try again")
             self._parts.table.add(run)
             try:
                 await run.run(ready)
             except P2PMeshError as error:
-                cause = error
+                cause = held.cause = error
+                held.end()  # before the engine is ended: who lost only its neighbour must not be heard first
                 raise
             finally:
                 self._parts.table.remove(run)

@@ -30,8 +30,19 @@ from p2pmesh.core.coordination import (
     StartLoad,
     StartProbe,
     StartPublish,
+    accused_stage,
     run_fingerprint,
 )
+
+
+def test_garbage_is_the_work_of_whoever_sent_it() -> None:
+    """Rows come from the stage before, tokens from the last."""
+    for code in (ErrorCode.FRAME_VALUE_INVALID, ErrorCode.FRAME_COUNT_INVALID, ErrorCode.CREDIT_EXCEEDED):
+        assert [accused_stage(index, code, 3) for index in range(3)] == [2, 0, 1]
+    assert accused_stage(0, ErrorCode.FRAME_POSITION_INVALID, 1) == 0
+    for code in (ErrorCode.PEER_LOST, ErrorCode.ENGINE_CRASHED, ErrorCode.MESSAGE_MALFORMED, ErrorCode.INTERNAL):
+        assert accused_stage(1, code, 3) is None
+
 
 POLICY = RunPolicy(progress_us=100, probe_us=50, publish_us=20)
 LOST = ErrorCode.PEER_LOST

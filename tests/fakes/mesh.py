@@ -181,7 +181,8 @@ class Mesh:
             self._clocks.append(clock)
             credentials = given.get("credentials") or FakeCredentialStore()
             entropy = FakeEntropy(int.from_bytes(name.encode()[:8]))
-            ports = Neighbours(network, identity, FakeVerifier(), clock, entropy, credentials)
+            altered = given.get("alter", lambda network: network)(network)
+            ports = Neighbours(altered, identity, FakeVerifier(), clock, entropy, credentials)
             settings = OverlaySettings(
                 name, given.get("version", "0"), given.get("memory_bytes", GIB), invite,
                 given.get("trust", TrustStore()), given.get("ownership", b""),

@@ -192,6 +192,18 @@ async def test_a_frame_that_breaks_a_rule_ends_the_stage_with_its_code(
         assert puppet.victim.node.overlay.is_admitted(puppet.identity.peer_id)
 
 
+async def test_rows_that_do_not_follow_those_before_end_the_stage(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh, held_stage(mesh) as (puppet, load, stream):
+        await stream.send(begin())
+        await stream.send(rows())
+        await stream.receive()
+        with pytest.raises(P2PMeshError) as raised:
+            await send_until_ended(stream, load, rows(FrameKind.DECODE, position=9, count=1))
+        await ended_with(stream)
+        assert puppet.victim.told("stage_failed")[0]["code"] == "frame_position_invalid"
+        assert raised.value.code in (ErrorCode.FRAME_POSITION_INVALID, ErrorCode.PEER_LOST)
+
+
 async def test_chunks_beyond_the_credits_are_refused_whatever_the_engine_does(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh, held_stage(mesh) as (puppet, load, stream):
         puppet.victim.engine.hold()
