@@ -31,6 +31,7 @@ from p2pmesh.model.shards import parse_part_name
 _MAX_SHOWN_CHARACTERS = 200
 _MAX_SHOWN_NAMES = 20
 _MAX_PACKAGES = 256
+PIP_SOURCE = "pip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +213,8 @@ def _named_fetched(model: FetchedModel) -> NamedModel:
 
 def _packaged(package: PackagedModel, joined: Path) -> NamedModel:
     if len(package.parts) == 1:
-        return NamedModel(package.name, package.parts[0], source="pip")
-    return NamedModel(package.name, joined, package, source="pip")
+        return NamedModel(package.name, package.parts[0], source=PIP_SOURCE)
+    return NamedModel(package.name, joined, package, source=PIP_SOURCE)
 
 
 def _exists(path: Path) -> bool:

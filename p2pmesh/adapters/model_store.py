@@ -38,7 +38,7 @@ from p2pmesh.adapters import model_files as files
 from p2pmesh.adapters.file_claims import claim, end_claim
 from p2pmesh.adapters.hub_cache import HubCache
 from p2pmesh.adapters.model_ledger import ModelLedger
-from p2pmesh.adapters.model_names import ModelNames, NamedModel, shown
+from p2pmesh.adapters.model_names import PIP_SOURCE, ModelNames, NamedModel, shown
 from p2pmesh.adapters.model_packages import PackagedModel, installed_models
 from p2pmesh.adapters.model_source import PartsSource, open_model, paths_of_model, stamp_of_model
 from p2pmesh.adapters.package_files import (
@@ -215,10 +215,15 @@ class DiskModelStore:
                 models.append(await self.load(named))
         return tuple(sorted(models, key=lambda model: (model.name, model.path)))
 
-    async def survey(self) -> tuple[tuple[NamedModel, GgufIndex], ...]:
-        """As ``list_models``, from headers alone: no digest is made, which would read every file whole."""
+    async def survey(self, *, with_packages: bool = True) -> tuple[tuple[NamedModel, GgufIndex], ...]:
+        """As ``list_models``, from headers alone: no digest is made, which would read every file whole.
+
+        Without ``with_packages`` what pip installed is left out, and none of its parts are joined.
+        """
         found: list[tuple[NamedModel, GgufIndex]] = []
         for named in await self._run(self._names.all):
+            if named.source == PIP_SOURCE and not with_packages:
+                continue
             with contextlib.suppress(ConfigError):
                 found.append((named, await self._run(partial(self._survey_blocking, named))))
         return tuple(sorted(found, key=lambda entry: (entry[0].name, str(entry[0].path))))

@@ -31,7 +31,7 @@ class Backend(Protocol):
         """The models that a request can be routed to now, in a stable order."""
 
     def is_ready(self) -> bool:
-        """Whether some model can be routed from here."""
+        """Whether some model can be routed from here, or would be loaded for a request."""
 
     def not_ready_reason(self, model: str) -> str:
         """While nothing is ready: why a request for ``model`` must wait, as a sentence's part."""

@@ -38,8 +38,8 @@ class NodeBackend:
         )
 
     def is_ready(self) -> bool:
-        """Whether any model is routable."""
-        return bool(self.models())
+        """Whether any model is routable, or would be loaded for a request."""
+        return bool(self.models()) or (self._node is not None and self._node.on_demand.is_ready())
 
     def not_ready_reason(self, model: str) -> str:
         """What is being done for the model, if it is to come."""

@@ -41,6 +41,7 @@ MIN_CONTEXT_TOKENS = 64
 MAX_CONTEXT_TOKENS = 16_777_216
 MAX_PORT = 65_535
 MAX_DEVICES = 64
+MAX_IDLE_UNLOAD_S = 2_592_000
 DEFAULT_CACHE_QUOTA_BYTES = 64 * GIB
 MIN_CACHE_QUOTA_BYTES = MIB
 
@@ -50,6 +51,14 @@ class LogFormat(StrEnum):
 
     PRETTY = "pretty"
     JSON = "json"
+
+
+class OnDemand(StrEnum):
+    """Whether models of the home that nobody named are loaded for requests."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,8 @@ class UpOptions:
     holds no stage. ``trust_policy`` None is that of the trust store, ``owner_key`` None the keystore in the home.
     ``models`` are references as typed, resolved by the model store. ``artifact_transfer`` None is the default of the
     kind of mesh. ``announce`` is what others are told to dial, where it is not what ``listen`` says. ``devices`` are
-    names of devices to run on, empty for the best; ``gpu_layers`` of a stage go to them, None all.
+    names of devices to run on, empty for the best; ``gpu_layers`` of a stage go to them, None all. ``on_demand`` auto
+    is on where no model is named; ``idle_unload_s`` None keeps what is loaded.
     """
 
     home: Path
@@ -118,6 +128,8 @@ class UpOptions:
     gpu_layers: int | None = None
     max_layers: int | None = None
     excluded_models: tuple[str, ...] = ()
+    on_demand: OnDemand = OnDemand.AUTO
+    idle_unload_s: float | None = None
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -140,6 +152,7 @@ class UpOptions:
         _check_memory(self)
         _check_devices(self)
         _check_wishes(self)
+        _check_idle_unload(self.idle_unload_s)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
             raise _invalid("--cache-quota must be at least 1MiB")
@@ -150,6 +163,12 @@ class UpOptions:
             check_multiaddr(address)
         for address in self.announce:
             check_multiaddr(address, "--announce", "/ip4/203.0.113.7/tcp/4001")
+
+    @property
+    def serves_on_demand(self) -> bool:
+        """Whether models of the home are loaded for requests; a node that holds nothing does so only when told to."""
+        is_without_model = not self.models and not self.is_demo and self.max_memory_bytes != 0
+        return self.on_demand is OnDemand.ON or (self.on_demand is OnDemand.AUTO and is_without_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +328,13 @@ def _check_wishes(options: UpOptions) -> None:
             )
         if name in options.models:
             raise _invalid(f"--model and --exclude-model both name {name[:80]}; leave one of them away")
+
+
+def _check_idle_unload(idle_s: float | None) -> None:
+    if idle_s is not None and not 1 <= idle_s <= MAX_IDLE_UNLOAD_S:
+        raise _invalid(
+            f"--idle-unload must be 1 to {MAX_IDLE_UNLOAD_S} seconds, not {idle_s:g}; leave it away for never"
+        )
 
 
 def _check_devices(options: UpOptions) -> None:

@@ -43,8 +43,9 @@ from p2pmesh.app.device_choice import choose
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, choose_standing, read_invite
-from p2pmesh.app.machine_memory import offered_memory_bytes
+from p2pmesh.app.machine_memory import available_memory_bytes, offered_memory_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
+from p2pmesh.app.model_shelf import OwnersModels
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, check_owner_key, passphrase_sources
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
@@ -58,9 +59,11 @@ from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
+from p2pmesh.node.on_demand import OnDemandOptions
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
+from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 
 Emit = Callable[[Event], None]
@@ -145,6 +148,7 @@ class _Command:
         self._models = start.models
         self._devices = start.devices
         self._alter = start.alter
+        self._shelf = OwnersModels(start.models.store, options.excluded_models)
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
@@ -212,7 +216,10 @@ class _Command:
             network = cast(Libp2pNetwork, self._alter(network))
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine"), self._devices))
-        parts = NodeParts(neighbours, self._models.store, engines, HomeGrants(self._options.home), LoadMeter())
+        parts = NodeParts(
+            neighbours, self._models.store, engines, HomeGrants(self._options.home), LoadMeter(), self._shelf,
+            available_memory_bytes, _on_demand(self._options),
+        )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
@@ -237,8 +244,8 @@ class _Command:
                 await self._join(node)
                 nursery.start_soon(node.overlay.stay_joined)
             nursery.start_soon(self._keep_inviting, node)
-            if node.overlay.is_founder and not _references(self._options):
-                message = "this node serves no model yet: give --model or --demo, or --join an overlay that has one"
+            if node.overlay.is_founder and not _references(self._options) and not await self._has_shelf():
+                message = "this node serves no model: give --model or --demo, put one into HOME/models, or --join"
                 self._emit(Event(EventName.SERVES_NOTHING, {"message": message}))
             for reference in _references(self._options):
                 nursery.start_soon(self._serve_model, node, reference)
@@ -247,6 +254,9 @@ class _Command:
             with trio.move_on_after(HTTP_DRAIN_S):
                 await self._http_ended.wait()
             nursery.cancel_scope.cancel()
+
+    async def _has_shelf(self) -> bool:
+        return self._options.serves_on_demand and bool(await self._shelf.survey())
 
     async def _join(self, node: Node) -> None:
         """The first joining ends the command where it fails; a member of old waits for the others, or the founder."""
@@ -334,6 +344,12 @@ class _Command:
 def _references(options: UpOptions) -> tuple[str, ...]:
     demo = (DEMO_MODEL,) if options.is_demo else ()
     return tuple(dict.fromkeys((*demo, *options.models)))
+
+
+def _on_demand(options: UpOptions) -> OnDemandOptions:
+    """Models that nobody named are served whole or cut where the family permits, with what costs no bits."""
+    serving = ServingOptions(None, options.context_tokens, options.lanes, WireDtype.F32)
+    return OnDemandOptions(serving if options.serves_on_demand else None, options.idle_unload_s)
 
 
 def _engine_kind(devices: DeviceChoice) -> str:

@@ -185,6 +185,31 @@ def _describe_withdrawn(event: Event) -> Iterator[str]:
     yield f"{event.fields['model']} serves no longer{where}: {event.fields['message']}"
 
 
+_LOAD_REASONS = {
+    "no_server": "it is asked for and nobody serves it",
+    "imbalance": "its servers have three times the requests of others",
+    "busy": "its servers have ten requests a minute each",
+}
+
+
+def _describe_load_on_demand(event: Event) -> Iterator[str]:
+    reason = str(event.fields["reason"])
+    size = format_size(event.fields["needed_bytes"])
+    yield f"{event.fields['model']} is loaded ({size}): {_LOAD_REASONS.get(reason, reason)}"
+
+
+def _describe_unloaded(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} is unloaded: {event.fields['message']}"
+
+
+def _describe_postponed(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} should be unloaded ({event.fields['reason']}), but {event.fields['message']}"
+
+
+def _describe_aliased(event: Event) -> Iterator[str]:
+    yield f"{event.fields['model']} is the same file as {event.fields['served_as']}: both names are served by one run"
+
+
 def _describe_direct_return(event: Event) -> Iterator[str]:
     driver = _short(event.fields["driver"])
     yield f"tokens go to peer {driver} through the stages, not straight: {event.fields['message']}"
@@ -339,6 +364,10 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.RUN_TAKEN_OVER: _describe_taken_over,
     EventName.READY: _describe_ready,
+    EventName.LOAD_ON_DEMAND: _describe_load_on_demand,
+    EventName.MODEL_UNLOADED: _describe_unloaded,
+    EventName.UNLOAD_POSTPONED: _describe_postponed,
+    EventName.MODEL_ALIASED: _describe_aliased,
     EventName.NOT_ROUTABLE: _describe_not_routable,
     EventName.EVENTS_FOLDED: _describe_folded,
     EventName.SERVES_NOTHING: _describe_message,

@@ -19,6 +19,7 @@ from p2pmesh.app.config import (
     ChaosOptions,
     ChatOptions,
     LogFormat,
+    OnDemand,
     UpOptions,
     choose_home,
 )
@@ -76,6 +77,15 @@ def _add_up(commands: Commands) -> None:
     add("--demo", action="store_true", help="serve the small model that pip installed")
     add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")
     add("--cuts", metavar="L1,L2,…", type=_cuts, default=(), help="first layers of the stages after the first")
+    modes = [item.value for item in OnDemand]
+    help_text = "load models of the home when they are asked for (auto: where no --model is given)"
+    add("--on-demand", choices=modes, default=OnDemand.AUTO.value, help=help_text)
+    add(
+        "--idle-unload",
+        metavar="SECONDS",
+        type=float,
+        help="unload a model so long after its last request (default: never)",
+    )
     add_joining(up)
     add("--name", help="how this node is called in the status of others")
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
@@ -244,6 +254,8 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         gpu_layers=args.gpu_layers,
         max_layers=args.max_layers,
         excluded_models=tuple(args.exclude_model),
+        on_demand=OnDemand(args.on_demand),
+        idle_unload_s=args.idle_unload,
     )
 
 

@@ -33,6 +33,7 @@ from p2pmesh.wire.announcement import (
     Announcement,
     HeldModel,
     Link,
+    ModelDemand,
     ServedModel,
     decode_announcement,
     encode_announcement,
@@ -219,6 +220,24 @@ class AnnouncementBoard:
     def share_links(self, links: tuple[Link, ...]) -> None:
         """What we measured; it goes along with the next announcement and is no reason for one."""
         self._own = replace(self._own, links=links)
+
+    def offer_loads(self, loadable: tuple[bytes, ...]) -> None:
+        """What we would load for a request."""
+        if loadable != self._own.loadable:
+            self._own = replace(self._own, loadable=loadable)
+            self.topics.speak()
+            self.changes.mark()
+
+    def share_demand(self, demand: tuple[ModelDemand, ...], *, is_urgent: bool) -> bool:
+        """What our clients ask for. It goes along with the next announcement; that a model is waited for, or no more,
+        is said at once where it ``is_urgent``, and kept for later otherwise. Whether it is said at once."""
+        is_news = _waited_for(demand) != _waited_for(self._own.demand)
+        if is_news and not is_urgent:
+            return False
+        self._own = replace(self._own, demand=demand)
+        if is_news:
+            self.topics.speak()
+        return is_news
 
     def raise_incarnation(self, above: int) -> int:
         """Announces a higher incarnation than ``above`` from now on, which others took for our newest; returns it."""
@@ -433,6 +452,20 @@ def _says_something_new(before: Announcement, after: Announcement) -> bool:
 
 
 def _acted_on(said: Announcement) -> tuple[object, ...]:
-    is_spared = said.is_on_battery or said.is_busy
-    wishes = (said.max_layers, is_spared)
-    return (said.models, said.free_bytes, said.memory_bytes, said.addresses, said.ownership, said.shard_depth, wishes)
+    return (
+        said.models,
+        said.free_bytes,
+        said.memory_bytes,
+        said.addresses,
+        said.ownership,
+        said.shard_depth,
+        said.max_layers,
+        said.is_on_battery or said.is_busy,
+        said.wanted,
+        said.loadable,
+        _waited_for(said.demand),
+    )
+
+
+def _waited_for(demand: tuple[ModelDemand, ...]) -> frozenset[bytes]:
+    return frozenset(row.model for row in demand if row.waiting)

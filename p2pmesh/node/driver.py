@@ -3,8 +3,8 @@
 One sequence's life is ``node.sequences``'; frames between stages are ``node.stage_run``'s.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,6 +74,13 @@ class Driver:
         self._vigils = vigils
         self._watch: Watch | None = None
         self.is_published = False
+        self.is_leaving = False
+        """Whether it is announced no more: it goes on for those who have not heard of that yet."""
+        self.open_requests = 0
+        self.idle_since = clock.now()
+        """When the last request ended."""
+        self.traffic = Changes()
+        """Marked when a request begins or ends."""
         self.fingerprint = engine.facts.fingerprint
         """Of the whole run, once its coordinator has told it."""
         self._engine = engine
@@ -133,6 +140,24 @@ class Driver:
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         """Events of one request, ``GenerationStarted`` first; leaving the scope cancels it on every stage."""
+        with self._counted():
+            async with self._admitted(request) as events:
+                yield events
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """From its first moment here, so that no run ends while a prompt is tokenised or waits for a lane."""
+        self.open_requests += 1
+        self.traffic.mark()
+        try:
+            yield
+        finally:
+            self.open_requests -= 1
+            self.idle_since = self._clock.now()
+            self.traffic.mark()
+
+    @asynccontextmanager
+    async def _admitted(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         prompt, is_reasoning = await self._tokenize(request.prompt)
         self._check_length(prompt, self._checked(request.history))
         await self._acquire_lane()
@@ -303,6 +328,11 @@ class Drivers:
             driver.is_published = False
             driver.fail_all(error)
             self._changed()
+
+    def note_leaving(self, driver: Driver, *, is_leaving: bool) -> None:
+        """The driver is announced no more, or again; whoever still asks it is served."""
+        driver.is_leaving = is_leaving
+        self._changed()
 
     def all(self) -> tuple[Driver, ...]:
         """Every driver, oldest first."""

@@ -3,9 +3,9 @@
 The concrete ports come from ``app``; the HTTP surface sees a ``Node`` as ``api.backend.Backend``.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -26,6 +26,7 @@ from p2pmesh.node.ingress import Ingress
 from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.machine_watch import watch_load
+from p2pmesh.node.on_demand import OnDemand, OnDemandOptions, OnDemandParts
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.peers_view import describe_peers
@@ -43,7 +44,7 @@ from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
 from p2pmesh.ports.machine import ReadLoad
-from p2pmesh.ports.models import ModelFile, ModelStore
+from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
 
@@ -58,6 +59,11 @@ class NodeParts:
     grants: GrantStore
     read_load: ReadLoad | None = None
     """None where nobody looks at the machine."""
+    shelf: ModelShelf | None = None
+    """Models that may be served without being named; None for none."""
+    memory_left: Callable[[], int | None] = lambda: None
+    """Bytes that the machine, or the container of this process, has left; None if that is not known."""
+    on_demand: OnDemandOptions = field(default_factory=OnDemandOptions)
 
 
 class Node:
@@ -91,11 +97,17 @@ class Node:
         self.router = Router(self.overlay, self.drivers, self.vigils, self.records.search_model)
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
         self._resolved: dict[Digest, ModelFile] = {}
+        self._names: dict[str, Digest] = {}
+        """Of the files that were resolved; one may have several."""
+        on_demand = OnDemandParts(
+            self.overlay, self.router, self.drivers, self.stages, ports.clock, ports.entropy, parts.shelf,
+            parts.memory_left, self._make_coordinator, self._note_name,
+        )  # fmt: skip
+        self.on_demand = OnDemand(on_demand, parts.on_demand, report)
         self.artifacts.search_by(self.records.search_file)
         self.artifacts.grants = Grants(self._is_granted, self._is_generating, self._resolved.get)
         self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
-        self.coordinators: list[Coordinator] = []
         succession = SuccessionParts(
             self.overlay, parts.store, self.stages, self.drivers, self.claims, self.vigils, self._serve_unless_served
         )
@@ -120,40 +132,49 @@ class Node:
             nursery.start_soon(self._identity_guard.run)
             if self._parts.read_load is not None:
                 nursery.start_soon(watch_load, self._parts.read_load, self.overlay.board)
+            nursery.start_soon(self.on_demand.run)
             task_status.started()
 
-    async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
-        """Coordinates one model until cancelled; raises when it can never be placed.
+    @property
+    def coordinators(self) -> tuple[Coordinator, ...]:
+        """Of the models that are coordinated here now."""
+        return self.on_demand.coordinators
 
-        Returns at once for a file that is coordinated here already: what is claimed of peers is the file, not a name.
+    async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
+        """Serves one model until cancelled; raises when it can never be placed.
+
+        Returns at once for a file that is served here already: what is claimed of peers is the file, and the second
+        name of it is routed to the first.
         """
         check_split(model, options)
-        same = next((one for one in self.coordinators if one.digest == model.digest), None)
+        same = self.on_demand.find(model.digest)
         if same is not None:
-            self._tell_same_file(model.name, same.model_name)
+            self._note_name(model)
+            if same.name != model.name:
+                self.router.forget(model.name)
+                self._report("model_aliased", {"model": model.name, "served_as": same.name})
             return
-        self._resolved[model.digest] = model
-        on_disk = tuple(HeldModel(one.name, one.digest) for one in self._resolved.values())
-        self.overlay.board.change_own(on_disk=on_disk)
+        self.router.expect(model.name)
+        await self.on_demand.serve(model, options)
+
+    def _make_coordinator(self, model: ModelFile, options: ServingOptions) -> Coordinator:
+        self._note_name(model)
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
             self.vigils,
         )  # fmt: skip
-        coordinator = Coordinator(parts, model, options, self._report)
-        self.coordinators.append(coordinator)
-        self.router.expect(model.name)
-        await coordinator.serve()
+        return Coordinator(parts, model, options, self._report)
 
-    def _tell_same_file(self, name: str, served_name: str) -> None:
-        text = f"{name} is the same file as {served_name}, which this node serves: ask for {served_name}"
-        if name != served_name:
-            self.router.forget(name)
-        self._report("error", {"code": ErrorCode.CONFIG_INVALID.value, "message": text})
+    def _note_name(self, model: ModelFile) -> None:
+        """Others hear which file is here, and under which names it may be asked for."""
+        self._resolved.setdefault(model.digest, model)
+        self._names[model.name] = model.digest
+        self.overlay.board.change_own(on_disk=tuple(HeldModel(name, digest) for name, digest in self._names.items()))
 
     async def _serve_unless_served(self, model: ModelFile, options: ServingOptions) -> None:
         """A model whose run was taken over here and is over; whoever was given it on this node stood by for it."""
-        if all(coordinator.digest != model.digest for coordinator in self.coordinators):
+        if self.on_demand.find(model.digest) is None:
             await self.serve_model(model, options)
 
     async def drain(self, timeout_s: float) -> None:
@@ -227,7 +248,7 @@ class Node:
                 driver.load.context_tokens,
             )
             for driver in self.drivers.all()
-            if driver.is_published
+            if driver.is_published and not driver.is_leaving
         }
         self.overlay.board.change_own(models=tuple(published[name] for name in sorted(published)))
 
@@ -240,7 +261,13 @@ class Node:
         """Events of a request, wherever it is driven, and whatever is lost meanwhile."""
         if self._is_draining:
             raise Refused(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another peer")
-        return self.ingress.generate(request)
+        return self._generate(request)
+
+    @asynccontextmanager
+    async def _generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        await self.on_demand.await_served(request.model)
+        async with self.ingress.generate(request) as events:
+            yield events
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""

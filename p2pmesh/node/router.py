@@ -35,6 +35,8 @@ class Route:
     peer: PeerId
     run_id: bytes
     digest: str
+    model: str
+    """Its name there."""
 
 
 @dataclass(slots=True)
@@ -85,11 +87,34 @@ class Router:
         """Models that are to come and are not among the ``known`` ones, which can be routed."""
         return [name for name in self._expected if name not in known]
 
+    def served_name(self, model: str) -> str | None:
+        """The name under which a model can be routed: its own, or another of the same file, by what peers announce of
+        their disks. None if it cannot be routed."""
+        own = self._overlay.board.own()
+        peers = (own, *self._trusted())
+        if any(served.name == model for peer in peers for served in peer.models):
+            return model
+        for digest in (held.digest for peer in peers for held in peer.on_disk if held.name == model):
+            for peer in peers:
+                for served in peer.models:
+                    if served.digest == digest:
+                        return served.name
+        return None
+
+    def is_served(self, model: str) -> bool:
+        """Whether somebody in view drives it, under whatever name."""
+        return self.served_name(model) is not None
+
+    async def search(self, model: str) -> bool:
+        """Looks for a model outside the view; whether it can be routed then."""
+        return await self._search(model)
+
     async def find(self, model: str, key: bytes, avoided: Avoided, *, may_repeat: bool) -> Route:
         """Who drives a model; of the runs that were lost only where there is no other and ``may_repeat``.
 
         Raises ``Refused`` with ``MODEL_NOT_READY`` or ``MODEL_UNKNOWN`` if nobody does.
         """
+        model = self.served_name(model) or model
         route = self._choose(model, key, avoided)
         if route is None and may_repeat:
             route = self._choose(model, key, replace(avoided, run_ids=()))
@@ -105,6 +130,7 @@ class Router:
     ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         """Events of a request at one driver; after a loss nobody is waited for long who may be gone too."""
         is_own = route.peer == self._overlay.own_peer
+        request = replace(request, model=route.model)
         driven = self._own_driver(request.model).generate(request) if is_own else self._remote(route, request, is_first)
         async with driven as events:
             yield events
@@ -130,7 +156,7 @@ class Router:
         if peer is None:
             return None
         served = own[0] if peer == self._overlay.own_peer else others[peer]
-        return Route(peer, served.run_id, served.digest)
+        return Route(peer, served.run_id, served.digest, served.name)
 
     def _rank(self, peer: Announcement) -> int:
         """A suspect is asked only where nobody else drives the model; beyond that the trust policy's preference."""

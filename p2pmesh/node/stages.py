@@ -152,6 +152,10 @@ class Stages:
                     self._stop_if_nobodys(held)
                 await self._parts.claims.changes.wait_beyond(seen)
 
+    async def drop_waiting_engines(self) -> None:
+        """Memory is low: no engine is kept for a stage that may come."""
+        await self._shelf.make_room(self._memory_bytes + 1)
+
     def begin(self, load: LoadStage, source: PeerId) -> HeldStage:
         """Starts to load a stage; raises why it may not be. Whoever began it follows it, or it ends."""
         self._check_order(load)

@@ -27,6 +27,31 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model of this machine as its header tells: its name for clients, what names its file, what it holds."""
+
+    name: str
+    reference: str
+    index: GgufIndex
+
+
+class ModelShelf(Protocol):
+    """Models of this machine that its owner lets be served without naming them."""
+
+    async def survey(self) -> tuple[KnownModel, ...]:
+        """All of them now, each name once; no file is read whole. Those that cannot be served are left out."""
+
+    async def load(self, known: KnownModel) -> ModelFile:
+        """The model, read whole where its digest is not known; ``ConfigError`` if it is not what it was.
+
+        Takes a hold, to be given back with ``release``.
+        """
+
+    def release(self, model: ModelFile) -> None:
+        """Gives back the hold of one ``load``."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageArtifact:
     """A stage GGUF on disk."""
 

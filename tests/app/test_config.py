@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from p2pmesh.app.config import BenchDecodeOptions, RequirementOptions, UpOptions, check_multiaddr, choose_home
+from p2pmesh.app.config import BenchDecodeOptions, OnDemand, RequirementOptions, UpOptions, check_multiaddr, choose_home
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 GOOD = UpOptions(home=Path("/home"))
@@ -34,6 +34,9 @@ def test_defaults_are_the_issues() -> None:
         ({"devices": ("d",) * 65}, "--device"),
         ({"gpu_layers": -1}, "--gpu-layers"),
         ({"gpu_layers": 100_000}, "--gpu-layers"),
+        ({"idle_unload_s": 0}, "--idle-unload"),
+        ({"idle_unload_s": float("nan")}, "--idle-unload"),
+        ({"idle_unload_s": 1e9}, "--idle-unload"),
         ({"models": ("",)}, "--model"),
         ({"models": ("m",) * 65}, "--model"),
     ],
@@ -42,6 +45,22 @@ def test_senseless_values_name_their_flag(changes: dict[str, Any], flag: str) ->
     with pytest.raises(ConfigError, match=flag) as raised:
         replace(GOOD, **changes)
     assert raised.value.code is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_on"),
+    [
+        ({}, True),
+        ({"models": ("m",)}, False),
+        ({"is_demo": True}, False),
+        ({"max_memory_bytes": 0}, False),
+        ({"models": ("m",), "on_demand": OnDemand.ON}, True),
+        ({"max_memory_bytes": 0, "on_demand": OnDemand.ON}, True),
+        ({"on_demand": OnDemand.OFF}, False),
+    ],
+)
+def test_models_that_nobody_named_are_loaded_where_none_is_named(changes: dict[str, Any], is_on: bool) -> None:
+    assert replace(GOOD, **changes).serves_on_demand is is_on
 
 
 def test_two_free_ports_are_two_ports() -> None:

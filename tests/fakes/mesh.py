@@ -16,6 +16,7 @@ from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.node import Node, NodeParts
+from p2pmesh.node.on_demand import OnDemandOptions
 from p2pmesh.node.overlay import OverlaySettings
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
@@ -189,7 +190,10 @@ class Mesh:
                 given.get("membership"), given.get("founding"), **given.get("settings", {}),
             )  # fmt: skip
             reports: list[MeshNode] = []
-            parts = NodeParts(ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("read_load"))
+            parts = NodeParts(
+                ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("read_load"),
+                given.get("shelf"), given.get("memory_left", lambda: None), given.get("on_demand", OnDemandOptions()),
+            )  # fmt: skip
             node = Node(parts, settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store, credentials)
             reports.append(made)

@@ -11,7 +11,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolE
 from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.base.quantities import KIB
 from p2pmesh.model.gguf import read_index
-from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
+from p2pmesh.ports.models import ArtifactReception, KnownModel, ModelFile, StageArtifact
 from p2pmesh.wire.pieces import PieceHasher, PieceList
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
@@ -134,6 +134,31 @@ class FakeModelStore:
         self.files[digest] = data
         self.holds[digest] += 1
         return StageArtifact(f"/stages/{digest}", digest, len(data))
+
+
+class FakeShelf:
+    """Implements ``ports.models.ModelShelf``: any of these may be served without being named."""
+
+    def __init__(self, *models: ModelFile) -> None:
+        self.models = models
+        self.loads: list[str] = []
+        self.holds: Counter[Digest] = Counter()
+        self.failure: ConfigError | None = None
+
+    async def survey(self) -> tuple[KnownModel, ...]:
+        return tuple(KnownModel(model.name, model.path, model.index) for model in self.models)
+
+    async def load(self, known: KnownModel) -> ModelFile:
+        self.loads.append(known.name)
+        if self.failure is not None:
+            raise self.failure
+        model = next(model for model in self.models if model.path == known.reference)
+        self.holds[model.digest] += 1
+        return model
+
+    def release(self, model: ModelFile) -> None:
+        assert self.holds[model.digest] > 0, "a release without a hold"
+        self.holds[model.digest] -= 1
 
 
 class _Reception:

@@ -11,10 +11,8 @@ from p2pmesh.core.claims import Claim, ClaimLost, ClaimPolicy
 from p2pmesh.core.grants import Deny, Grant
 from p2pmesh.node.claims import HeldClaim
 from p2pmesh.node.run import WATCH_AGAIN_S
-from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.vigil import ANSWER_S
 from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, StageStatus
-from p2pmesh.wire.stage import WireDtype
 from tests.fakes.grants import FakeGrantStore
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens
 from tests.fakes.models import FakeModelStore, fake_model
@@ -211,20 +209,6 @@ async def test_a_promise_that_cannot_be_kept_on_disk_is_not_given(autojump_clock
         mesh.serve(driver, MODEL, stage_count=2)
         ready = await driver.wait_told("pipeline_ready")
         assert {stage["peer_id"] for stage in ready["stages"]} == {driver.peer, other.peer}
-
-
-async def test_one_file_under_two_names_is_told_at_once_and_served_under_the_first(autojump_clock: MockClock) -> None:
-    async with open_mesh() as mesh:
-        node = await mesh.found("node", store=FakeModelStore(MODEL))
-        mesh.serve(node, MODEL)
-        await node.wait_routable()
-        node.node.router.expect("same", "it is being fetched")
-        await node.node.serve_model(replace(MODEL, name="same"), ServingOptions(None, 4096, 4, WireDtype.F32))
-        (told,) = node.told("error")
-        assert told["message"] == "same is the same file as fake, which this node serves: ask for fake"
-        assert node.told("waiting_for_peers") == []
-        with pytest.raises(Refused, match="served are: fake"):
-            await node.ask(mesh.request(model="same"))
 
 
 async def test_a_successor_notices_that_a_peer_froze(autojump_clock: MockClock) -> None:

@@ -1,0 +1,543 @@
+"""Models that this node loads and unloads by itself: because requests ask for them, because nobody does, or because
+memory is low.
+
+Runs ``core.serving.ServingMachine``: counts what clients ask (``core.demand``), tells others of it, looks at what they
+say, starts coordinators and ends them, and has requests wait for a model that some peer would load. What it was told to
+serve (``serve``) is loaded from the start; everything on its shelf only for a request. Where layers go is
+``node.coordinator``'s.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
+from p2pmesh.base.ids import LayerRange, PeerId
+from p2pmesh.base.limits import MAX_ANNOUNCED_LOADABLE
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, format_size
+from p2pmesh.core.coordination import RunPhase
+from p2pmesh.core.demand import DemandBook, DemandCounters, count_serving
+from p2pmesh.core.planning.bytes import planning_model
+from p2pmesh.core.planning.request import DEFAULT_POLICY as PLANNING
+from p2pmesh.core.serving import (
+    DrainFailed,
+    Effect,
+    Load,
+    Loadable,
+    LoadDone,
+    Loaded,
+    LoadFailed,
+    Look,
+    Rate,
+    RunState,
+    ServingMachine,
+    ServingPolicy,
+    Unload,
+    UnloadReason,
+)
+from p2pmesh.model.families import permitted_cuts
+from p2pmesh.model.gguf import GgufIndex
+from p2pmesh.node.changes import Changes
+from p2pmesh.node.coordinator import Coordinator
+from p2pmesh.node.driver import Driver, Drivers
+from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.reporting import Report
+from p2pmesh.node.router import Router
+from p2pmesh.node.serving_options import ServingOptions
+from p2pmesh.node.stages import Stages
+from p2pmesh.ports.clock import Clock, Entropy
+from p2pmesh.ports.models import KnownModel, ModelFile, ModelShelf
+from p2pmesh.wire.announcement import Announcement, model_hash_of
+
+LOOK_EVERY_S = 5.0
+LOOK_GAP_S = 0.2
+"""However much others say, looks are so far apart."""
+TELL_GAP_S = 2.0
+"""Clients may come and go faster than others need to hear of it."""
+SURVEY_EVERY_S = 300.0
+BEGIN_S = 60.0
+"""So long a request waits for some peer to begin to load its model."""
+LOAD_S = 300.0
+"""So long it waits in all."""
+NO_RUN_S = 30.0
+"""A load that finds no placement for so long has failed."""
+LINGER_S = 2.0
+"""A run that is to end takes requests of those who have not heard of it yet for so long after its last one."""
+DRAIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandOptions:
+    """How models of the shelf are served, and when any model is unloaded for being idle (None: never)."""
+
+    serving: ServingOptions | None = None
+    idle_unload_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandParts:
+    """What serving on demand stands on. ``memory_left`` is what the machine or its container has left, if known."""
+
+    overlay: Overlay
+    router: Router
+    drivers: Drivers
+    stages: Stages
+    clock: Clock
+    entropy: Entropy
+    shelf: ModelShelf | None
+    memory_left: Callable[[], int | None]
+    make: Callable[[ModelFile, ServingOptions], Coordinator]
+    note_name: Callable[[ModelFile], None]
+    """Others hear of a file and its name here."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A model that is loaded here, or was and may be again."""
+
+    model: ModelFile
+    options: ServingOptions
+    needed_bytes: int
+    is_given: bool
+    """Whether the operator named it, so that it stays known when it is unloaded."""
+    coordinator: Coordinator | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_draining: bool = False
+    is_loading: bool = False
+    """Whether the machine asked for it and does not know yet what came of that."""
+    seen_run_at: Micros = field(default=Micros(0))
+    is_wanted: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def is_serving(self) -> bool:
+        run = None if self.coordinator is None else self.coordinator.run
+        return run is not None and run.phase is RunPhase.SERVING
+
+
+class OnDemand:
+    """The models of one node, loaded and unloaded."""
+
+    def __init__(self, parts: OnDemandParts, options: OnDemandOptions, report: Report) -> None:
+        self._parts = parts
+        self._options = options
+        self._report = report
+        idle_s = options.idle_unload_s
+        idle_us = None if idle_s is None else int(idle_s * MICROS_PER_SECOND)
+        seed = int.from_bytes(parts.entropy.random_bytes(8), "big")
+        self._machine = ServingMachine(seed, ServingPolicy(idle_unload_us=idle_us))
+        self._counters = DemandCounters()
+        self._book = DemandBook()
+        self._shelf: dict[bytes, tuple[KnownModel, int]] = {}
+        """Models on disk, and what each needs to be held whole."""
+        self._held: dict[bytes, _Held] = {}
+        self._starting: set[bytes] = set()
+        """Models of the shelf whose files are being read."""
+        self._failures: dict[bytes, str] = {}
+        self._changes = Changes()
+        self._told_at = float("-inf")
+        self._nursery: trio.Nursery | None = None
+
+    # --- running ---------------------------------------------------------------
+    async def run(self) -> None:
+        """Looks, loads and unloads until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._follow_board)
+            nursery.start_soon(self._keep_surveying)
+            while True:
+                seen = self._changes.count
+                for effect in self._look():
+                    self._perform(effect)
+                self._tell()
+                with trio.move_on_after(self._until_next_look_s()):
+                    await self._changes.wait_beyond(seen)
+                await trio.sleep(LOOK_GAP_S)
+
+    async def _follow_board(self) -> None:
+        board = self._parts.overlay.board
+        while True:
+            await board.changes.wait_beyond(board.changes.count)
+            self._changes.mark()
+
+    async def _keep_surveying(self) -> None:
+        """What lies on the shelf, from headers: no file is read whole before it is asked for."""
+        shelf, options = self._parts.shelf, self._options.serving
+        while shelf is not None and options is not None:
+            found: dict[bytes, tuple[KnownModel, int]] = {}
+            for known in await shelf.survey():
+                found.setdefault(model_hash_of(known.name), (known, _needed_bytes(known.index, options)))
+            self._shelf = found
+            self._changes.mark()
+            await trio.sleep(SURVEY_EVERY_S)
+
+    def _until_next_look_s(self) -> float:
+        deadline = self._machine.deadline()
+        if deadline is None:
+            return LOOK_EVERY_S
+        return min(LOOK_EVERY_S, max(0.0, (deadline - self._parts.clock.now()) / MICROS_PER_SECOND))
+
+    # --- requests ----------------------------------------------------------------
+    async def await_served(self, name: str) -> None:
+        """Counts a request of a client; returns once its model can be routed, or where waiting would not help.
+
+        Raises ``Refused(MODEL_NOT_READY)`` when a model that some peer would load was not loaded in time.
+        """
+        router = self._parts.router
+        model = model_hash_of(router.served_name(name) or name)
+        self._counters.count(model, self._parts.clock.now())
+        if router.is_served(name) or not self._is_loadable(model):
+            return
+        if self._parts.overlay.board.is_large and await router.search(name):
+            return
+        with self._waiting(model):
+            await self._wait(name, model)
+
+    @contextmanager
+    def _waiting(self, model: bytes) -> Iterator[None]:
+        self._counters.begin_waiting(model)
+        self._changes.mark()
+        try:
+            yield
+        finally:
+            self._counters.end_waiting(model)
+            self._changes.mark()
+
+    async def _wait(self, name: str, model: bytes) -> None:
+        board = self._parts.overlay.board
+        began = trio.current_time()
+        self._failures.pop(model, None)
+        while not self._parts.router.is_served(name):
+            seen = board.changes.count
+            limit_s = LOAD_S if self._is_coming(name, model) else BEGIN_S
+            left_s = began + limit_s - trio.current_time()
+            failure = self._failures.get(model)
+            if left_s <= 0 or (failure is not None and not self._others_with(model)):
+                raise _not_loaded(name, failure, int(limit_s))
+            with trio.move_on_after(min(left_s, LOOK_EVERY_S)):
+                await board.changes.wait_beyond(seen)
+
+    def is_ready(self) -> bool:
+        """Whether some model would be loaded for a request, here or elsewhere."""
+        unloaded = (held for held in self._held.values() if held.coordinator is None or held.is_loading)
+        return bool(self._shelf) or any(unloaded) or any(peer.loadable for peer in self._trusted())
+
+    def _is_loadable(self, model: bytes) -> bool:
+        """Whether this node or a peer in view would load it for a request."""
+        return model in self._loadable() or bool(self._others_with(model))
+
+    def _others_with(self, model: bytes) -> tuple[Announcement, ...]:
+        return tuple(peer for peer in self._trusted() if model in peer.loadable)
+
+    def _is_coming(self, name: str, model: bytes) -> bool:
+        held = self._held.get(model)
+        is_loading_here = model in self._starting or (held is not None and held.coordinator is not None)
+        return is_loading_here or any(name in peer.wanted for peer in self._trusted())
+
+    def _trusted(self) -> tuple[Announcement, ...]:
+        overlay = self._parts.overlay
+        return overlay.trust.admitted(overlay.board.others())
+
+    # --- what others hear ----------------------------------------------------------
+    def _loadable(self) -> tuple[bytes, ...]:
+        """What a request brings back here: the shelf, and what was given and is unloaded when it is idle, or was."""
+        is_idle_unloaded = self._options.idle_unload_s is not None
+        held = (model for model, one in self._held.items() if is_idle_unloaded or one.coordinator is None)
+        return tuple(sorted({*self._shelf, *held}))
+
+    def _tell(self) -> None:
+        """Demand goes along with any announcement; that somebody began or ended to wait is worth one of its own."""
+        board, now = self._parts.overlay.board, self._parts.clock.now()
+        loadable = self._loadable()
+        board.offer_loads(loadable[:MAX_ANNOUNCED_LOADABLE])
+        served = self._served()
+        known = {model for peer in self._trusted() for model in peer.loadable}
+        rows = self._counters.told(served, known.union(loadable), now)
+        is_early = trio.current_time() - self._told_at < TELL_GAP_S
+        if board.share_demand(rows, is_urgent=not is_early):
+            self._told_at = trio.current_time()
+
+    def _served(self) -> dict[bytes, int]:
+        """Models that are served anywhere in view, and by how many."""
+        peers = (*self._trusted(), self._parts.overlay.board.own())
+        return count_serving([model_hash_of(one.name) for one in peer.models] for peer in peers)
+
+    # --- looking -----------------------------------------------------------------
+    def _look(self) -> tuple[Effect, ...]:
+        now = self._parts.clock.now()
+        others = self._trusted()
+        for peer in others:
+            self._book.note(PeerId(peer.peer_id), peer.freshness, peer.demand, now)
+        self._book.keep_only(frozenset(PeerId(peer.peer_id) for peer in others))
+        if not self._shelf and not self._held:
+            return ()
+        self._note_loads(now)
+        served = self._served()
+        look = Look(
+            self._parts.overlay.own_peer,
+            _usable(self._parts.stages.free_bytes),
+            tuple(self._loadables(others, served, now)),
+            tuple(self._loadeds(now)),
+            self._parts.memory_left(),
+            tuple(
+                Rate(model, (self._counters.demand(model, now) + self._book.demand(model, now)).per_minute, count)
+                for model, count in sorted(served.items())
+            ),
+        )
+        return self._machine.handle(look, now)
+
+    def _note_loads(self, now: Micros) -> None:
+        """What came of the loads that the machine asked for."""
+        for model, held in self._held.items():
+            if held.coordinator is not None and (held.coordinator.run is not None or not held.seen_run_at):
+                held.seen_run_at = now
+            if held.is_loading and held.is_serving:
+                held.is_loading = False
+                self._machine.handle(LoadDone(model), now)
+            elif held.is_loading and now - held.seen_run_at > NO_RUN_S * MICROS_PER_SECOND:
+                self._note_failed(model, "no peers have room for it")
+                held.scope.cancel()
+
+    def _note_failed(self, model: bytes, text: str) -> None:
+        held = self._held.get(model)
+        if held is not None:
+            held.is_loading = False
+        while len(self._failures) >= len(self._shelf) + len(self._held) + 1:
+            del self._failures[next(iter(self._failures))]
+        self._failures[model] = text
+        self._machine.handle(LoadFailed(model), self._parts.clock.now())
+        self._parts.overlay.board.changes.mark()  # whoever waits for it
+
+    def _loadables(self, others: tuple[Announcement, ...], served: dict[bytes, int], now: Micros) -> Iterator[Loadable]:
+        unloaded = {model: held for model, held in self._held.items() if held.coordinator is None}
+        for model in sorted({*self._shelf, *unloaded}):
+            demand = self._counters.demand(model, now) + self._book.demand(model, now)
+            if demand.is_none or (model in self._held and model not in unloaded) or model in self._starting:
+                continue
+            name, needed_bytes, can_be_cut = self._facts(model)
+            yield Loadable(
+                model,
+                needed_bytes,
+                demand,
+                is_awaited_here=bool(self._counters.demand(model, now).waiting),
+                servers=served.get(model, 0) or int(self._parts.router.is_served(name)),
+                is_coming=any(name in peer.wanted for peer in others),
+                rivals=_rivals(model, needed_bytes, others),
+                may_be_split=self._may_be_held(needed_bytes, can_be_cut=can_be_cut),
+            )
+
+    def _facts(self, model: bytes) -> tuple[str, int, bool]:
+        held = self._held.get(model)
+        if held is not None:
+            return held.model.name, held.needed_bytes, bool(permitted_cuts(held.model.index))
+        known, needed_bytes = self._shelf[model]
+        return known.name, needed_bytes, bool(permitted_cuts(known.index))
+
+    def _may_be_held(self, needed_bytes: int, *, can_be_cut: bool) -> bool:
+        """Whether the peers at hand could hold a model: one of them whole, or several in parts."""
+        overlay = self._parts.overlay
+        offers = [_usable(peer.free_bytes) for peer in overlay.trust.admitted(overlay.admitted_announcements())]
+        total = sum(offers) + _usable(self._parts.stages.free_bytes)
+        return max(offers, default=0) >= needed_bytes or (can_be_cut and total >= needed_bytes)
+
+    def _loadeds(self, now: Micros) -> Iterator[Loaded]:
+        for model in self._starting:
+            needed_bytes = self._shelf[model][1] if model in self._shelf else 0
+            yield Loaded(model, RunState.LOADING, needed_bytes, self._book.demand(model, now), None, False)
+        for model, held in self._held.items():
+            if not (held.is_serving or held.is_draining or held.is_loading):
+                continue  # the operator's own model, that waits for peers: nothing to decide
+            driver = self._driver_of(held)
+            state = RunState.SERVING if held.is_serving else RunState.LOADING
+            yield Loaded(
+                model,
+                RunState.DRAINING if held.is_draining else state,
+                held.needed_bytes,
+                self._counters.demand(model, now) + self._book.demand(model, now),
+                None if driver is None or driver.open_requests else driver.idle_since,
+                is_driven_here=driver is not None,
+            )
+
+    def _driver_of(self, held: _Held) -> Driver | None:
+        """Of the run that this node coordinates and drives."""
+        run = None if held.coordinator is None else held.coordinator.run
+        if run is None or not held.is_serving:
+            return None
+        return next((d for d in self._parts.drivers.all() if d.load.run_id == run.run_id and d.is_published), None)
+
+    # --- loading -------------------------------------------------------------------
+    def _perform(self, effect: Effect) -> None:
+        assert self._nursery is not None
+        match effect:
+            case Load(model, reason):
+                name, needed_bytes, _ = self._facts(model)
+                facts = {"model": name, "reason": reason.value, "needed_bytes": needed_bytes}
+                self._report("load_on_demand", facts)
+                held = self._held.get(model)
+                if held is not None:
+                    held.is_loading = True
+                    held.is_wanted.set()
+                else:
+                    self._starting.add(model)
+                    self._nursery.start_soon(self._load, model, self._shelf[model][0])
+                self._expect(name)
+            case Unload(model, unload_reason):
+                self._held[model].is_draining = True
+                self._nursery.start_soon(self._unload, model, self._held[model], unload_reason)
+
+    def _expect(self, name: str) -> None:
+        """Others hear that it comes, so that they do not load it too."""
+        self._parts.router.expect(name)
+        self._parts.overlay.board.changes.mark()
+
+    async def _load(self, model: bytes, known: KnownModel) -> None:
+        """A model of the shelf, until it is unloaded."""
+        assert self._parts.shelf is not None
+        assert self._options.serving is not None
+        try:
+            file = await self._parts.shelf.load(known)
+            try:
+                if not self._is_another_name(file):
+                    await self.serve(file, self._options.serving, is_given=False)
+            finally:
+                self._parts.shelf.release(file)
+        except P2PMeshError as error:
+            self._report("error", {"code": error.code.value, "message": f"{known.name}: {error.message}"})
+            self._note_failed(model, error.message)
+        finally:
+            self._starting.discard(model)
+            self._parts.router.forget(known.name)
+            self._changes.mark()
+
+    def _is_another_name(self, file: ModelFile) -> bool:
+        """Whether the very file is served under another name already, which is found out only by reading it."""
+        self._parts.note_name(file)
+        served = self._parts.router.served_name(file.name)
+        return self.find(file.digest) is not None or served not in (None, file.name)
+
+    async def serve(self, file: ModelFile, options: ServingOptions, *, is_given: bool = True) -> None:
+        """Serves a model: one that was given until cancelled, in turns where it is unloaded; others until then.
+
+        Raises what its coordinator raises.
+        """
+        model = model_hash_of(file.name)
+        if model in self._held:
+            text = f"this node serves another file as {file.name} already: give one of the two another name"
+            raise ConfigError(ErrorCode.CONFIG_INVALID, text)
+        held = _Held(file, options, _needed_bytes(file.index, options), is_given, is_loading=model in self._starting)
+        self._held[model] = held
+        self._starting.discard(model)
+        try:
+            while True:
+                await self._serve_once(held)
+                if not is_given:
+                    return
+                await held.is_wanted.wait()
+                held.is_wanted = trio.Event()
+        finally:
+            if self._held.get(model) is held:
+                del self._held[model]
+
+    async def _serve_once(self, held: _Held) -> None:
+        """One coordinator, until its run is unloaded or it raises."""
+        held.seen_run_at = self._parts.clock.now()
+        held.coordinator = self._parts.make(held.model, held.options)
+        self._expect(held.model.name)
+        held.scope = trio.CancelScope()
+        try:
+            with held.scope:
+                await held.coordinator.serve()
+        finally:
+            held.coordinator = None
+            held.is_draining = held.is_loading = False
+            if held.scope.cancelled_caught:
+                self._parts.router.forget(held.model.name)
+            self._changes.mark()
+
+    @property
+    def coordinators(self) -> tuple[Coordinator, ...]:
+        """Of the models that are loaded here or about to be."""
+        return tuple(held.coordinator for held in self._held.values() if held.coordinator is not None)
+
+    def find(self, digest: str) -> ModelFile | None:
+        """The model with this digest that is loaded here, or was."""
+        return next((held.model for held in self._held.values() if held.model.digest == digest), None)
+
+    # --- unloading -----------------------------------------------------------------
+    async def _unload(self, model: bytes, held: _Held, reason: UnloadReason) -> None:
+        """No run is ended while a request is under way: it is announced no more, and ends once it is quiet."""
+        driver = self._driver_of(held)
+        run = None if held.coordinator is None else held.coordinator.run
+        is_quiet = False
+        if driver is not None and run is not None:
+            self._parts.drivers.note_leaving(driver, is_leaving=True)
+            with trio.move_on_after(DRAIN_S):
+                is_quiet = await self._is_quiet(driver, model, may_wait=reason is UnloadReason.MEMORY_LOW)
+        if driver is None or run is None or not is_quiet or held.coordinator is None:
+            self._keep(model, held, driver, reason)
+            return
+        held.scope.cancel()
+        facts = {"model": held.model.name, "run_id": run.run_id.hex(), "reason": reason.value}
+        self._report("model_unloaded", {**facts, "message": self._why_unloaded(reason)})
+        if reason is UnloadReason.MEMORY_LOW:
+            await self._parts.stages.drop_waiting_engines()
+
+    def _keep(self, model: bytes, held: _Held, driver: Driver | None, reason: UnloadReason) -> None:
+        held.is_draining = False
+        if driver is not None:
+            self._parts.drivers.note_leaving(driver, is_leaving=False)
+        self._machine.handle(DrainFailed(model), self._parts.clock.now())
+        if reason is UnloadReason.MEMORY_LOW:
+            text = f"requests went on for {DRAIN_S:.0f} s; it serves on"
+            self._report("unload_postponed", {"model": held.model.name, "reason": reason.value, "message": text})
+        self._changes.mark()
+
+    async def _is_quiet(self, driver: Driver, model: bytes, *, may_wait: bool) -> bool:
+        """Whether nothing came for a while; where it ``may_wait``, after what is under way."""
+        while True:
+            seen = driver.traffic.count
+            if driver.open_requests == 0:
+                with trio.move_on_after(LINGER_S) as lingering:
+                    await driver.traffic.wait_beyond(seen)
+                if lingering.cancelled_caught:
+                    return not self._counters.demand(model, self._parts.clock.now()).waiting
+            if not may_wait:
+                return False
+            await driver.traffic.wait_beyond(seen)
+
+    def _why_unloaded(self, reason: UnloadReason) -> str:
+        match reason:
+            case UnloadReason.IDLE:
+                return f"no request for {self._options.idle_unload_s or 0:g} s; a request loads it again"
+            case UnloadReason.MEMORY_LOW:
+                left = self._parts.memory_left()
+                return f"{format_size(left or 0)} of memory are left; it was the least asked for here"
+            case UnloadReason.ROOM_WANTED:
+                return "another model is asked for and needs its room"
+
+
+def _needed_bytes(index: GgufIndex, options: ServingOptions) -> int:
+    """To hold a model whole."""
+    planned = planning_model(index, [(options.context_tokens, options.lanes)])
+    return planned.least.bytes_of(LayerRange(0, planned.layer_count))
+
+
+def _usable(free_bytes: int) -> int:
+    return max(0, free_bytes - free_bytes // PLANNING.head_room_divisor)
+
+
+def _rivals(model: bytes, needed_bytes: int, others: tuple[Announcement, ...]) -> tuple[tuple[PeerId, bool], ...]:
+    """Other peers that would load a model and have room for it, and whether clients of theirs wait for it."""
+    return tuple(
+        (PeerId(peer.peer_id), any(row.model == model and row.waiting for row in peer.demand))
+        for peer in others
+        if model in peer.loadable
+        and _usable(peer.free_bytes) >= needed_bytes
+        and all(model_hash_of(one.name) != model for one in peer.models)
+    )
+
+
+def _not_loaded(name: str, failure: str | None, waited_s: int) -> Refused:
+    reason = f"loading it failed: {failure}" if failure else f"no peer loaded it within {waited_s} s"
+    return Refused(ErrorCode.MODEL_NOT_READY, f"{name} is not ready: {reason}; try again later")

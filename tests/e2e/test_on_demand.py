@@ -1,0 +1,84 @@
+"""Real nodes load models that requests ask for, several side by side, and unload them when nobody does."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.e2e.conftest import TINY
+from tests.e2e.peers import NodeProcess, Peers, tokens_of, wait_until
+from tests.fakes.tiny_gguf import TinyShape, tiny_llama
+
+OTHER = "other-tiny"
+PROMPT = "hello"
+IDLE_S = 8
+
+
+def put_models(peers: Peers, name: str) -> None:
+    """Two models into the home of a node that is not started yet."""
+    models = peers.folder / name / "models"
+    models.mkdir(parents=True)
+    (peers.folder / name).chmod(0o700)
+    for model, seed in ((TINY, 7), (OTHER, 8)):
+        (models / f"{model}.gguf").write_bytes(tiny_llama(TinyShape(layers=6), seed=seed))
+
+
+def ask(node: NodeProcess, model: str) -> tuple[list[int], float]:
+    """The answer, and the seconds to it."""
+    started = time.monotonic()
+    answer = node.complete(model, PROMPT, max_tokens=12, temperature=0)
+    return tokens_of(answer), time.monotonic() - started
+
+
+def told_models(node: NodeProcess, event: str) -> list[str]:
+    return [str(one["model"]) for one in node.events if one["event"] == event]
+
+
+def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Peers) -> None:
+    ingress = peers.found("ingress", "--max-memory", "0")
+    put_models(peers, "holder")
+    holder = peers.join("holder", ingress.invite, "--max-memory", "2GiB", "--idle-unload", str(IDLE_S))
+    assert wait_until(lambda: ready(ingress), 30)
+    assert holder.children() == ()  # nothing is loaded before it is asked for
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(ask, ingress, model) for model in (TINY, OTHER)]
+        (first, first_s), (other, _) = (answer.result() for answer in answers)
+    with ingress.client() as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [OTHER, TINY]
+    assert len(first) == len(other) == 12
+    assert first != other
+    assert holder.wait_for("load_on_demand")["reason"] == "no_server"
+    assert sorted(told_models(holder, "load_on_demand")) == [OTHER, TINY]
+    again, again_s = ask(holder, TINY)
+    assert again == first
+    print(f"\nfirst answer of a model that was not loaded: {first_s:.2f} s, of one that is: {again_s:.2f} s")
+    assert wait_until(lambda: sorted(told_models(holder, "model_unloaded")) == sorted([TINY, OTHER]), 60)
+    assert wait_until(lambda: holder.status()["stages"] == [], 10)
+    assert holder.status()["free_bytes"] == holder.status()["memory_bytes"]
+    reloaded, reloaded_s = ask(ingress, TINY)
+    assert reloaded == first
+    print(f"first answer after it was unloaded: {reloaded_s:.2f} s")
+
+
+def ready(node: NodeProcess) -> bool:
+    """Whether a request would be answered; models need not be loaded for that."""
+    with node.client() as client:
+        return client.get("/readyz").status_code == 200
+
+
+def test_another_name_of_the_same_file_is_served(peers: Peers, tiny_model: Path, tmp_path: Path) -> None:
+    driver = peers.found("driver", "--model", str(tiny_model))
+    alias = tmp_path / "alias.gguf"
+    alias.write_bytes(tiny_model.read_bytes())
+    second = peers.join("second", driver.invite, "--max-memory", "0", "--model", str(alias))
+    third = peers.join("third", driver.invite, "--max-memory", "0")
+    third.wait_for("ready")
+    expected, _ = ask(driver, TINY)
+    for node in (third, second, driver):
+        assert wait_until(lambda node=node: knows(node, "alias"), 30)  # type: ignore[misc]
+        assert ask(node, "alias")[0] == expected
+
+
+def knows(node: NodeProcess, model: str) -> bool:
+    with node.client() as client:
+        answer = client.post("/v1/completions", json={"model": model, "prompt": PROMPT, "max_tokens": 1})
+    return answer.status_code == 200

@@ -1,0 +1,313 @@
+"""Models that nodes load for requests and unload again, and requests that wait for them."""
+
+from dataclasses import replace
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
+from p2pmesh.base.quantities import GIB, MIB
+from p2pmesh.node.on_demand import LOOK_EVERY_S, OnDemandOptions
+from p2pmesh.node.serving_options import ServingOptions
+from p2pmesh.wire.announcement import model_hash_of
+from p2pmesh.wire.stage import WireDtype
+from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens
+from tests.fakes.models import FakeModelStore, FakeShelf, fake_model
+
+MODEL, OTHER = fake_model(), fake_model("other")
+SERVING = ServingOptions(None, 4096, 4, WireDtype.F32)
+ON_DEMAND = OnDemandOptions(SERVING)
+IDLE_S = 10.0
+
+
+async def with_shelf(
+    mesh: Mesh, name: str, founder: MeshNode, *models: object, idle_s: float | None = None, **given: object
+) -> MeshNode:
+    """A peer that has models on disk, none of which was named to it."""
+    models = models or (MODEL,)
+    return await mesh.join(
+        name, founder, store=FakeModelStore(*models), shelf=FakeShelf(*models),  # type: ignore[arg-type]
+        on_demand=OnDemandOptions(SERVING, idle_s), **given,
+    )  # fmt: skip
+
+
+async def settle() -> None:
+    """Everybody has heard of everybody, and of what is on disks."""
+    await trio.sleep(15)
+
+
+def told_loads(*nodes: MeshNode) -> list[str]:
+    return [fields["reason"] for node in nodes for fields in node.told("load_on_demand")]
+
+
+async def test_a_request_elsewhere_makes_one_peer_load_the_model_and_waits_for_it(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        idle = [await with_shelf(mesh, f"peer-{n}", ingress) for n in range(5)]
+        await settle()
+        assert told_loads(*idle) == []
+        request = mesh.request()
+        started = trio.current_time()
+        assert await ingress.ask(request) == expected(request)
+        assert trio.current_time() - started < 10
+        assert told_loads(*idle) == ["no_server"]
+        await settle()
+        assert sum(len(node.told("pipeline_ready")) for node in idle) == 1
+        assert "fake" in ingress.node.routable_models()
+        (loader,) = (node for node in idle if node.told("load_on_demand"))
+        assert isinstance(loader.node._parts.shelf, FakeShelf)
+        assert loader.node._parts.shelf.holds[MODEL.digest] == 1
+
+
+async def test_a_model_that_nobody_has_is_refused_at_once_and_counted(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        await with_shelf(mesh, "peer", ingress)
+        await settle()
+        started = trio.current_time()
+        with pytest.raises(Refused):
+            await ingress.ask(mesh.request(model="nobody's"))
+        assert trio.current_time() - started < 15  # a search, at most
+        await trio.sleep(LOOK_EVERY_S + 1)
+        (row,) = ingress.node.overlay.board.own().demand
+        assert (row.model, row.waiting, row.per_day) == (model_hash_of("nobody's"), 0, 1)
+
+
+async def test_a_client_at_the_peer_itself_loads_what_lies_there(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found(
+            "node", store=FakeModelStore(MODEL, OTHER), shelf=FakeShelf(MODEL, OTHER), on_demand=ON_DEMAND
+        )
+        await settle()
+        for model in ("fake", "other"):
+            request = mesh.request(model=model)
+            assert await node.ask(request) == expected(request)
+        assert set(node.node.routable_models()) == {"fake", "other"}
+        for model in ("fake", "other"):  # side by side
+            request = mesh.request(model=model)
+            assert await node.ask(request) == expected(request)
+        assert told_loads(node) == ["no_server", "no_server"]
+
+
+async def test_an_idle_model_is_unloaded_and_comes_back_for_a_request(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        node = await with_shelf(mesh, "peer", ingress, idle_s=IDLE_S)
+        await settle()
+        for times in (1, 2, 3):
+            request = mesh.request()
+            assert await ingress.ask(request) == expected(request)
+            told = await node.wait_told("model_unloaded", times)
+            assert (told["model"], told["reason"]) == ("fake", "idle")
+            await trio.sleep(5)
+            assert ingress.node.routable_models() == {}
+            assert node.node.stages.free_bytes == GIB
+            assert node.node.coordinators == ()
+        assert told_loads(node) == ["no_server"] * 3
+        await trio.sleep(600)
+        assert told_loads(node) == ["no_server"] * 3  # nobody asks any more
+
+
+async def test_a_model_that_was_given_is_unloaded_and_comes_back_in_the_same_way(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        options = OnDemandOptions(None, IDLE_S)
+        node = await mesh.found("node", store=FakeModelStore(MODEL), on_demand=options)
+        ingress = await mesh.join("ingress", node, memory_bytes=0)
+        mesh.serve(node, MODEL)
+        await ingress.wait_routable()
+        await node.wait_told("model_unloaded")
+        await trio.sleep(5)
+        request = mesh.request()
+        assert await ingress.ask(request) == expected(request)
+        assert len(node.told("pipeline_ready")) == 2
+        assert told_loads(node) == ["no_server"]
+
+
+async def test_a_request_that_is_long_keeps_its_model_loaded(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found("node", store=FakeModelStore(MODEL), on_demand=OnDemandOptions(None, IDLE_S))
+        mesh.serve(node, MODEL)
+        await node.wait_routable()
+        request = mesh.request(max_tokens=20)
+        async with node.node.generate(request) as events:
+            tokens = await read_tokens(events, 3)
+            node.engine.hold()
+            await trio.sleep(20 * IDLE_S)
+            assert node.told("model_unloaded") == []
+            node.engine.go_on()
+            tokens += await read_tokens(events)
+        assert tokens == expected(request)
+        await node.wait_told("model_unloaded")
+
+
+class Memory:
+    """What a machine has left."""
+
+    def __init__(self) -> None:
+        self.left_bytes: int | None = GIB
+
+    def __call__(self) -> int | None:
+        return self.left_bytes
+
+
+async def test_little_memory_unloads_what_is_asked_for_least(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        memory = Memory()
+        node = await mesh.found("node", store=FakeModelStore(MODEL, OTHER), memory_left=memory)
+        for model in (MODEL, OTHER):
+            mesh.serve(node, model)
+            await node.wait_routable(model.name)
+        request = mesh.request(model="other")
+        assert await node.ask(request) == expected(request)
+        memory.left_bytes = 100 * MIB
+        told = await node.wait_told("model_unloaded")
+        assert (told["model"], told["reason"]) == ("fake", "memory_low")
+        assert "100" in told["message"]
+        memory.left_bytes = GIB
+        await trio.sleep(60)
+        assert set(node.node.routable_models()) == {"other"}
+        with pytest.raises(Refused, match="no peer loaded it"):  # not so soon after
+            await node.ask(mesh.request())
+        await trio.sleep(300)
+        request = mesh.request()
+        assert await node.ask(request) == expected(request)
+
+
+async def test_little_memory_cuts_no_request(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        memory = Memory()
+        node = await mesh.found("node", store=FakeModelStore(MODEL), memory_left=memory)
+        mesh.serve(node, MODEL)
+        await node.wait_routable()
+        request = mesh.request(max_tokens=20)
+        async with node.node.generate(request) as events:
+            tokens = await read_tokens(events, 3)
+            node.engine.hold()
+            memory.left_bytes = 0
+            told = await node.wait_told("unload_postponed")
+            assert told["model"] == "fake"
+            assert "fake" in node.node.routable_models()
+            node.engine.go_on()
+            tokens += await read_tokens(events)
+        assert tokens == expected(request)
+        await node.wait_told("model_unloaded")
+
+
+async def test_a_busy_model_is_loaded_by_one_peer_more(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        server = await mesh.found("server", store=FakeModelStore(MODEL))
+        mesh.serve(server, MODEL)
+        ingress = await mesh.join("ingress", server, memory_bytes=0)
+        idle = [await with_shelf(mesh, f"peer-{n}", server) for n in range(3)]
+        await settle()
+        await ingress.wait_routable()
+        for _ in range(9):
+            await ingress.ask(mesh.request(max_tokens=1))
+        await trio.sleep(2)
+        assert told_loads(*idle) == []
+        await ingress.ask(mesh.request(max_tokens=1))
+        await trio.sleep(40)
+        assert told_loads(*idle) == ["busy"]
+        assert sum(len(node.told("pipeline_ready")) for node in idle) == 1
+
+
+@pytest.mark.parametrize("failure", [ConfigError(ErrorCode.GGUF_INVALID, "it is damaged"), None])
+async def test_a_load_that_fails_is_told_to_who_waits(autojump_clock: MockClock, failure: ConfigError | None) -> None:
+    async with open_mesh() as mesh:
+        shelf = FakeShelf(MODEL)
+        shelf.failure = failure
+        node = await mesh.found("node", store=FakeModelStore(MODEL), shelf=shelf, on_demand=ON_DEMAND)
+        if failure is None:
+            node.node.stages._memory_bytes = 1000  # the machine has less than the file needs
+        await settle()
+        with pytest.raises(Refused, match="damaged" if failure else "no peer loaded it within 60 s") as raised:
+            await node.ask(mesh.request())
+        assert raised.value.code is ErrorCode.MODEL_NOT_READY
+        assert node.node.on_demand.coordinators == ()
+        shelf.failure = None
+        node.node.stages._memory_bytes = GIB
+        await trio.sleep(31)
+        request = mesh.request()
+        assert await node.ask(request) == expected(request)
+
+
+async def test_a_client_that_hangs_up_waits_for_nothing_any_more(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        peer = await with_shelf(mesh, "peer", ingress, memory_bytes=1000)
+        await settle()
+        with trio.move_on_after(5):
+            await ingress.ask(mesh.request())
+        heard = peer.node.overlay.board
+        await trio.sleep(5)
+        (said,) = heard.others()
+        assert [(row.waiting, row.per_day) for row in said.demand] == [(0, 1)]
+
+
+async def test_another_name_of_the_same_file_is_served(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found("node", store=FakeModelStore(MODEL))
+        mesh.serve(node, MODEL)
+        alias = replace(MODEL, name="alias")
+        second = await mesh.join("second", node, store=FakeModelStore(alias), memory_bytes=0)
+        third = await mesh.join("third", node, memory_bytes=0)
+        await third.wait_routable()
+        mesh.serve(second, alias)
+        await settle()
+        for asked in (node, second, third):
+            request = mesh.request(model="alias")
+            assert await asked.ask(request) == expected(request)
+        with pytest.raises(Refused, match="served are: fake"):
+            await third.ask(mesh.request(model="alia"))
+
+
+async def test_one_file_under_two_names_at_one_node_is_served_under_both(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found("node", store=FakeModelStore(MODEL))
+        mesh.serve(node, MODEL)
+        await node.wait_routable()
+        await node.node.serve_model(replace(MODEL, name="same"), SERVING)
+        assert node.told("model_aliased") == [{"model": "same", "served_as": "fake"}]
+        request = mesh.request(model="same")
+        assert await node.ask(request) == expected(request)
+        assert len(node.told("pipeline_ready")) == 1
+        with pytest.raises(ConfigError, match="another file as fake"):
+            await node.node.serve_model(replace(OTHER, name="fake"), SERVING)
+
+
+async def test_a_file_of_the_shelf_that_is_served_elsewhere_under_another_name_is_not_loaded_again(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found("node", store=FakeModelStore(MODEL))
+        mesh.serve(node, MODEL)
+        peer = await with_shelf(mesh, "peer", node, replace(MODEL, name="alias"))
+        ingress = await mesh.join("ingress", node, memory_bytes=0)
+        await ingress.wait_routable()
+        await settle()
+        for _ in range(2):
+            request = mesh.request(model="alias")
+            assert await ingress.ask(request) == expected(request)
+        await settle()
+        assert told_loads(peer) == ["no_server"]
+        assert peer.told("pipeline_ready") == []
+
+
+SPLIT = 76_000_000
+"""Bytes of memory that hold not all of the fake model (75 MB and head room), but a half (68 MB)."""
+
+
+@pytest.mark.parametrize(("largest", "stages"), [(GIB, 1), (SPLIT, 2)])
+async def test_a_model_is_split_only_where_no_peer_can_hold_it(
+    autojump_clock: MockClock, largest: int, stages: int
+) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        small = await with_shelf(mesh, "small", ingress, memory_bytes=SPLIT)
+        large = await with_shelf(mesh, "large", ingress, memory_bytes=largest)
+        await settle()
+        request = mesh.request()
+        assert await ingress.ask(request) == expected(request)
+        ready = [fields for node in (small, large) for fields in node.told("pipeline_ready")]
+        assert [len(fields["stages"]) for fields in ready] == [stages]
