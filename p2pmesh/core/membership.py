@@ -26,10 +26,11 @@ before anything is due, never after.
 
 from collections.abc import Callable, KeysView
 from enum import StrEnum
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
+from p2pmesh.core.bounded_times import BoundedTimes
 from p2pmesh.core.draws import Draws
 from p2pmesh.core.membership_events import (
     Announced,
@@ -64,6 +65,7 @@ from p2pmesh.core.membership_events import (
     SendIndirectProbe,
     SendProbe,
 )
+from p2pmesh.core.probe_order import ProbeOrder
 
 __all__ = [
     "Announced",
@@ -173,9 +175,9 @@ class MembershipMachine(Generic[A]):
     """
 
     __slots__ = (
-        "_clear_at", "_connected", "_cursor", "_draws", "_due", "_expiry_at", "_heard_any_at", "_inquiries",
-        "_is_change", "_lost", "_members", "_muted", "_order", "_own_peer", "_policy", "_refuted_at", "_round_at",
-        "_sooner", "_sooner_from", "_tickets", "_told", "_tombstones",
+        "_clear_at", "_connected", "_draws", "_due", "_expiry_at", "_heard_any_at", "_inquiries", "_is_change", "_lost",
+        "_members", "_muted", "_order", "_own_peer", "_policy", "_refuted_at", "_round_at", "_tickets", "_told",
+        "_tombstones",
     )  # fmt: skip
 
     def __init__(
@@ -186,23 +188,20 @@ class MembershipMachine(Generic[A]):
         is_change: Callable[[A, A], bool] | None = None,
     ) -> None:
         self._own_peer = own_peer
-        self._policy = policy or _DEFAULT_POLICY
+        self._policy = policy = policy or _DEFAULT_POLICY
         self._draws = Draws(seed)
         self._is_change = is_change
         self._members: dict[PeerId, _Member] = {}
         self._tombstones: dict[PeerId, _Tombstone] = {}
         self._inquiries: dict[PeerId, _Inquiry] = {}
         self._connected: dict[PeerId, None] = {}
-        self._muted: dict[PeerId, Micros] = {}
-        self._told: dict[tuple[PeerId, PeerId], Micros] = {}
-        self._lost: dict[PeerId, Micros] = {}
+        self._muted: BoundedTimes[PeerId] = BoundedTimes(policy.capacity)
+        """Reporters, and until when."""
+        self._told: BoundedTimes[tuple[PeerId, PeerId]] = BoundedTimes(policy.capacity)
+        """Asymmetries, and until when they are old news."""
+        self._lost: BoundedTimes[PeerId] = BoundedTimes(policy.capacity)
         """When the connection to a peer broke last."""
-        self._order: list[PeerId] = []
-        """Members; those before the cursor have been probed in this pass."""
-        self._cursor = 0
-        self._sooner: PeerId | None = None
-        """Whom to probe in the next round, since a stranger reported it; taken at most every second round."""
-        self._sooner_from = Micros(0)
+        self._order = ProbeOrder(self._draws, policy.probe_interval_us)
         self._tickets = 0
         self._round_at = _NEVER
         self._due = _NEVER
@@ -257,7 +256,7 @@ class MembershipMachine(Generic[A]):
 
     def is_muted(self, reporter: PeerId, now: Micros) -> bool:
         """Whether reports of a peer count for nothing at present."""
-        return self._muted.get(reporter, -1) > now
+        return self._muted.get(reporter) > now
 
     def views(self) -> tuple[MemberView, ...]:
         """Every peer of which something is believed, by peer id."""
@@ -397,7 +396,7 @@ class MembershipMachine(Generic[A]):
         if self._inquiries:
             self._end_inquiry(peer)
         self._members[peer] = _Member(announcement, lives_us, now)
-        self._order.append(peer)
+        self._order.add(peer)
         if now + lives_us < self._expiry_at:
             self._expiry_at = now + lives_us
         if len(self._order) == 1:
@@ -410,10 +409,7 @@ class MembershipMachine(Generic[A]):
         return min(others, key=lambda peer: (self._members[peer].heard_at, peer), default=None)
 
     def _remove(self, peer: PeerId) -> _Member:
-        index = self._order.index(peer)
-        del self._order[index]
-        if index < self._cursor:
-            self._cursor -= 1
+        self._order.remove(peer)
         self._end_inquiry(peer)
         return self._members.pop(peer)
 
@@ -455,10 +451,9 @@ class MembershipMachine(Generic[A]):
         return ()
 
     def _breaks_again(self, peer: PeerId, now: Micros) -> bool:
-        before = self._lost.pop(peer, None)
-        _make_room(self._lost, self._policy.capacity)
-        self._lost[peer] = now
-        return before is not None and now - before < self._policy.probe_timeout_us
+        before = self._lost.get(peer)
+        self._lost.put(peer, now)
+        return now - before < self._policy.probe_timeout_us
 
     # --- probes -----------------------------------------------------------------------
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
@@ -493,19 +488,8 @@ class MembershipMachine(Generic[A]):
             self._round_at = max(now + 1, min((stone.until for stone in self._tombstones.values()), default=_NEVER))
             return
         self._round_at = now + self._policy.probe_interval_us
-        if self._cursor >= len(order):
-            self._cursor = 0
-        sooner, self._sooner = self._sooner, None
-        if sooner is not None and sooner in self._members:
-            if sooner not in self._inquiries:
-                effects.append(SendProbe(sooner, self._begin(sooner, now).ticket))
-            return
-        cursor = self._cursor
-        drawn = cursor + self._draws.below(len(order) - cursor)
-        peer = order[drawn]
-        order[drawn] = order[cursor]
-        order[cursor] = peer
-        self._cursor = cursor + 1
+        urgent = order.take_urgent()
+        peer = urgent if urgent is not None and urgent in self._members else order.take()
         if peer not in self._inquiries:
             effects.append(SendProbe(peer, self._begin(peer, now).ticket))
 
@@ -642,11 +626,9 @@ class MembershipMachine(Generic[A]):
 
     def _tell_asymmetry(self, peer: PeerId, witness: PeerId, now: Micros) -> tuple[Effect, ...]:
         pair = (peer, witness)
-        if self._told.get(pair, -1) > now:
+        if self._told.get(pair) > now:
             return ()
-        self._told.pop(pair, None)
-        _make_room(self._told, self._policy.capacity)
-        self._told[pair] = Micros(now + self._policy.asymmetry_repeat_us)
+        self._told.put(pair, Micros(now + self._policy.asymmetry_repeat_us))
         return (AsymmetryFound(peer, witness),)
 
     # --- the end of a peer -------------------------------------------------------------
@@ -784,7 +766,8 @@ class MembershipMachine(Generic[A]):
         if member is None or member.announcement.incarnation != incarnation:
             return ()
         if not is_known:
-            self._ask_sooner(peer, now)
+            # A newcomer knows few yet, and would else not learn of an end that only others report.
+            self._order.hurry(peer, now)
             return ()
         inquiry = self._inquiries.get(peer)
         # An answer to what we asked of ourselves, perhaps just before the end, would refute nothing: ask anew.
@@ -799,13 +782,6 @@ class MembershipMachine(Generic[A]):
             inquiry.reporters = (*inquiry.reporters, reporter)
         return ()
 
-    def _ask_sooner(self, peer: PeerId, now: Micros) -> None:
-        """A newcomer knows few yet, and would else not learn of an end that only others report. It costs no question
-        more, and every second round stays one of our own choice."""
-        if self._sooner is None and now >= self._sooner_from:
-            self._sooner = peer
-            self._sooner_from = Micros(now + 2 * self._policy.probe_interval_us)
-
     def _on_report_of_us(self, reporter: PeerId, now: Micros) -> tuple[Effect, ...]:
         """False beyond doubt, but others may believe it, so we speak up; the reporter may mean well."""
         muted = self._mute((reporter,), now)
@@ -817,9 +793,7 @@ class MembershipMachine(Generic[A]):
     def _mute(self, reporters: tuple[PeerId, ...], now: Micros) -> tuple[Effect, ...]:
         fresh = tuple(reporter for reporter in reporters if not self.is_muted(reporter, now))
         for reporter in fresh:
-            self._muted.pop(reporter, None)
-            _make_room(self._muted, self._policy.capacity)
-            self._muted[reporter] = Micros(now + self._policy.mute_us)
+            self._muted.put(reporter, Micros(now + self._policy.mute_us))
         return tuple(ReporterMuted(reporter) for reporter in fresh)
 
 
@@ -828,9 +802,3 @@ def _is_fresher(announcement: Announced, than: tuple[Announced, int] | None) -> 
         return True
     known = than[0]
     return (announcement.incarnation, announcement.sequence) > (known.incarnation, known.sequence)
-
-
-def _make_room(table: dict[Any, Any], capacity: int) -> None:
-    """Gives up what came first."""
-    while len(table) >= capacity:
-        del table[next(iter(table))]
