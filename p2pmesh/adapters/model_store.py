@@ -62,7 +62,7 @@ from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.model.reference import HUB_HOSTS, HubReference
 from p2pmesh.model.shards import check_not_a_part
 from p2pmesh.model.stage_file import STAGE_FORMAT, StageFilePlan, plan_stage_file
-from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
+from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact, StageReads
 from p2pmesh.wire.pieces import PieceHasher, PieceList
 
 DEFAULT_QUOTA_BYTES = 64 * GIB
@@ -300,9 +300,9 @@ class DiskModelStore:
         """Gives back one hold; without any left the quota may take the file."""
         self._holds.drop(digest)
 
-    async def stage_read_bytes(self, artifact: StageArtifact, *, is_last: bool) -> int:
+    async def stage_reads(self, artifact: StageArtifact, *, is_last: bool) -> StageReads:
         """See ``ports.models``."""
-        return await self._run(lambda: _stage_read_bytes(Path(artifact.path), is_last=is_last))
+        return await self._run(lambda: _stage_reads(Path(artifact.path), is_last=is_last))
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         """The file's tensors, and what its own layers keep of all sequences."""
@@ -714,9 +714,12 @@ def _stage_memory_bytes(path: Path, context_tokens: int, lanes: int) -> int:
     return _of_stage_file(path, needed)
 
 
-def _stage_read_bytes(path: Path, *, is_last: bool) -> int:
-    layers, output = _of_stage_file(path, decode_reads)
-    return sum(layers) + output * is_last
+def _stage_reads(path: Path, *, is_last: bool) -> StageReads:
+    def reads_of(index: GgufIndex) -> StageReads:
+        layers, output = decode_reads(index)
+        return StageReads(index.architecture, sum(layers) + output * is_last)
+
+    return _of_stage_file(path, reads_of)
 
 
 def _of_stage_file(path: Path, compute: Callable[[GgufIndex], _T]) -> _T:

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
+from p2pmesh.adapters.bandwidth import measure_memory_bytes_per_s
 from p2pmesh.adapters.cgroups import memory_left_bytes, processor_quota
 from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.processors import allowed_processors, usable_threads
@@ -13,8 +14,10 @@ from p2pmesh.core.devices import DeviceChoice, choose_devices
 from p2pmesh.ports.devices import ListDevices
 
 
-def describe_machine(ask: ListDevices = list_devices) -> dict[str, Any]:
-    """``runs_on`` are the devices that ``up`` takes by itself, empty for the processor; null: without a limit."""
+def describe_machine(ask: ListDevices = list_devices, *, is_measuring: bool = False) -> dict[str, Any]:
+    """``runs_on`` are the devices that ``up`` takes by itself, empty for the processor; null: without a limit, or, of
+    the memory's speed, not measured.
+    """
     found = ask()
     llama = version("llama-cpp-python")
     choice = choose_devices(found.devices)
@@ -29,5 +32,6 @@ def describe_machine(ask: ListDevices = list_devices) -> dict[str, Any]:
         "processor_quota": processor_quota(),
         "threads": usable_threads(),
         "group_left_bytes": memory_left_bytes(),
+        "memory_bytes_per_s": measure_memory_bytes_per_s(usable_threads()) if is_measuring else None,
         "offered_bytes": offered_memory_bytes(None, choice),
     }

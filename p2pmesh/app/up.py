@@ -28,10 +28,12 @@ from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
+from p2pmesh.adapters.llama.speed_file import SpeedFile
 from p2pmesh.adapters.machine_load import LoadMeter
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.private_files import remove_drafts
+from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
@@ -219,6 +221,7 @@ class _Command:
         parts = NodeParts(
             neighbours, self._models.store, engines, HomeGrants(self._options.home), LoadMeter(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
+            SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices),
         )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],

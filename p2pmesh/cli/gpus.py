@@ -14,7 +14,7 @@ from p2pmesh.cli.output import describe_table
 
 def run_gpus(args: Namespace) -> int:
     """Prints; 0."""
-    facts = describe_machine()
+    facts = describe_machine(is_measuring=args.measure)
     sys.stdout.write((json.dumps(facts, indent=2) if args.json else "\n".join(describe_devices(facts))) + "\n")
     sys.stdout.flush()
     return OK
@@ -41,6 +41,8 @@ def describe_devices(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["processor_quota"] is not None:
         allowed = f"{facts['processor_quota']:.2f} of {facts['processors']} processors"
         yield f"its time is limited to {allowed}: engines run {facts['threads']} threads"
+    if facts["memory_bytes_per_s"] is not None:
+        yield f"its memory copies {facts['memory_bytes_per_s'] / 1e9:.1f} GB/s"
     where = ", ".join(facts["runs_on"]) or "the processor"
     yield f"a node here offers {format_size(facts['offered_bytes'])} for stages, which run on {where}"
     if facts["remedy"] is not None:

@@ -129,6 +129,7 @@ def _add_status(commands: Commands) -> None:
 def _add_gpus(commands: Commands) -> None:
     summary = "List what llama.cpp can run on here, and what a node would offer."
     gpus = commands.add_parser("gpus", help=summary, description=summary, allow_abbrev=False)
+    gpus.add_argument("--measure", action="store_true", help="also how fast the memory is; takes half a second")
     gpus.add_argument("--json", action="store_true", help="as JSON")
 
 

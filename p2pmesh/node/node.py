@@ -37,13 +37,14 @@ from p2pmesh.node.router import MAX_TOLD_MODELS, Router
 from p2pmesh.node.run import CoordinatorParts
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.serving_options import ServingOptions, check_split
+from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import ModelCoordinator, describe_node
 from p2pmesh.node.succession import SuccessionParts, Successions
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
-from p2pmesh.ports.machine import ReadLoad
+from p2pmesh.ports.machine import ReadLoad, SpeedStore
 from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
@@ -64,6 +65,7 @@ class NodeParts:
     memory_left: Callable[[], int | None] = lambda: None
     """Bytes that the machine, or the container of this process, has left; None if that is not known."""
     on_demand: OnDemandOptions = field(default_factory=OnDemandOptions)
+    speeds: SpeedStore | None = None
 
 
 class Node:
@@ -85,9 +87,10 @@ class Node:
         self.claims = Claims(self.overlay, ports.clock, parts.grants)
         artifact_ports = ArtifactPorts(parts.store, ports.clock, self.links.note_transfer, report)
         self.artifacts = Artifacts(self.overlay, artifact_ports, settings.artifact_transfer)
+        self.speeds = Speeds(ports.clock, parts.speeds)
         self.stages = Stages(
             self.overlay,
-            StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers, self.claims),
+            StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers, self.claims, self.speeds),
             settings.memory_bytes,
             report,
             settings.wishes,

@@ -15,8 +15,7 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
-from p2pmesh.base.limits import MAX_DECODE_BYTES_PER_S
-from p2pmesh.base.quantities import MICROS_PER_SECOND, format_size
+from p2pmesh.base.quantities import format_size
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.owner_wishes import ANYTHING, OwnerWishes
 from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
@@ -29,6 +28,7 @@ from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run_table import MAX_RUNS, RunTable
+from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stage_fetching import StageFetching, telling
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.transfer import TransferCounts
@@ -55,6 +55,7 @@ class StageParts:
     table: RunTable
     drivers: Drivers
     claims: Claims
+    speeds: Speeds
 
 
 class HeldStage:
@@ -129,11 +130,13 @@ class Stages:
         self._nursery: trio.Nursery | None = None
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
-        self.decode_bytes_per_s = 0
-        """Weights that an engine here reads in a second of decoding, as measured at a load; 0 before."""
-        self._measured_read_bytes = 0
         overlay.serve_exchange(LoadStage, self._serve_load)
         overlay.serve_exchange(FollowStage, self._serve_follow)
+
+    @property
+    def decode_bytes_per_s(self) -> int:
+        """Weights that an engine here reads in a second of decoding, as measured at a load; 0 before."""
+        return self._parts.speeds.headline
 
     @property
     def free_bytes(self) -> int:
@@ -298,7 +301,7 @@ class Stages:
             await self._shelf.make_room(0)
         async with self._shelf.borrow(spec, size_bytes) as engine:
             loaded.cancel()
-            await self._note_speed(artifact, load, engine.facts.decode_us)
+            await self._note_speed(artifact, load, engine.facts)
             driver = await self._parts.drivers.prepare(load, engine)
             run = StageRun(load, engine, self._overlay, driver.deliver if driver else _drop, self._report)
 
@@ -377,16 +380,12 @@ class Stages:
         self._report("stage_fetched", _stage_fields(load) | _cost_of(counts))
         return artifact
 
-    async def _note_speed(self, artifact: StageArtifact, load: LoadStage, decode_us: int) -> None:
-        """What a stage's engine took says how fast this peer is; the stage that read most says it best."""
-        if decode_us == 0:
-            return
-        is_last = load.index == len(load.stages) - 1
-        read_bytes = await self._parts.store.stage_read_bytes(artifact, is_last=is_last)
-        if read_bytes < self._measured_read_bytes:
-            return
-        self._measured_read_bytes = read_bytes
-        self.decode_bytes_per_s = min(MAX_DECODE_BYTES_PER_S, read_bytes * MICROS_PER_SECOND // decode_us)
+    async def _note_speed(self, artifact: StageArtifact, load: LoadStage, facts: EngineFacts) -> None:
+        """What a stage's engine took says how fast this peer is with models of that kind."""
+        if facts.decode_us:
+            is_last = load.index == len(load.stages) - 1
+            reads = await self._parts.store.stage_reads(artifact, is_last=is_last)
+            self._parts.speeds.note(reads, facts)
 
     @asynccontextmanager
     async def _reserve(self, needed_bytes: int) -> AsyncIterator[None]:

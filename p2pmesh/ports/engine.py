@@ -35,7 +35,7 @@ class EngineFacts:
     ``exact_width`` is R: decode calls of 2 to R rows give the very bits of rows one at a time. ``fingerprint`` names
     all that the bits depend on (build, backend, CPU features, threads, KV type); equal fingerprints, equal bits.
     ``kv_bytes`` is what keys, values and states take, of all sequences together. ``decode_us`` is the measured time of
-    one row of one sequence after a short context; 0: not measured.
+    one row of one sequence after a short context, ``prefill_us`` that of a token in a prompt; 0: not measured.
     """
 
     hidden_size: int
@@ -47,6 +47,7 @@ class EngineFacts:
     end_tokens: frozenset[int]
     notes: tuple[str, ...] = ()
     decode_us: int = 0
+    prefill_us: int = 0
 
 
 TakeFrame = Callable[[StageFrame], Awaitable[None]]

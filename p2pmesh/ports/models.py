@@ -60,6 +60,14 @@ class StageArtifact:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class StageReads:
+    """What a decoded token reads of a stage file."""
+
+    architecture: str
+    read_bytes: int
+
+
 class ArtifactReception(Protocol):
     """A file that is being received in pieces; it appears under its name only when it is whole and its digest right."""
 
@@ -114,7 +122,7 @@ class ModelStore(Protocol):
     def release(self, digest: Digest) -> None:
         """Gives back one hold; without any left the quota may take the file."""
 
-    async def stage_read_bytes(self, artifact: StageArtifact, *, is_last: bool) -> int:
+    async def stage_reads(self, artifact: StageArtifact, *, is_last: bool) -> StageReads:
         """Weights that a decoded token reads of a stage file, the output head only at the last stage."""
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:

@@ -26,7 +26,7 @@ def test_a_person_reads_a_table() -> None:
     facts = {
         "llama_cpp_python": "1.2", "backends": ["CUDA", "CPU"], "devices": [device], "runs_on": ["CUDA0"],
         "remedy": None, "processors": 8, "processor_quota": 2.5, "threads": 2, "group_left_bytes": 2**30,
-        "offered_bytes": 2**29,
+        "offered_bytes": 2**29, "memory_bytes_per_s": 8_500_000_000,
     }  # fmt: skip
     lines = list(describe_devices(facts))
     assert lines[0] == "llama-cpp-python 1.2, built for CUDA, CPU"
@@ -34,9 +34,11 @@ def test_a_person_reads_a_table() -> None:
     assert lines[3:] == [
         "the limit of this container or service leaves 1.0 GiB",
         "its time is limited to 2.50 of 8 processors: engines run 2 threads",
+        "its memory copies 8.5 GB/s",
         "a node here offers 512.0 MiB for stages, which run on CUDA0",
     ]
     without = facts | {"runs_on": [], "remedy": "install one", "processor_quota": None, "group_left_bytes": None}
+    without["memory_bytes_per_s"] = None
     assert list(describe_devices(without))[3:] == [
         "a node here offers 512.0 MiB for stages, which run on the processor",
         "install one",

@@ -11,7 +11,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, Refused, RemoteProtocolE
 from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.base.quantities import KIB
 from p2pmesh.model.gguf import read_index
-from p2pmesh.ports.models import ArtifactReception, KnownModel, ModelFile, StageArtifact
+from p2pmesh.ports.models import ArtifactReception, KnownModel, ModelFile, StageArtifact, StageReads
 from p2pmesh.wire.pieces import PieceHasher, PieceList
 from tests.fakes.memory_source import MemorySource
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
@@ -100,8 +100,8 @@ class FakeModelStore:
         self.holds[digest] -= 1
         self.released.append(digest)
 
-    async def stage_read_bytes(self, artifact: StageArtifact, *, is_last: bool) -> int:
-        return artifact.size_bytes
+    async def stage_reads(self, artifact: StageArtifact, *, is_last: bool) -> StageReads:
+        return StageReads("llama", artifact.size_bytes)
 
     async def stage_memory_bytes(self, artifact: StageArtifact, context_tokens: int, lanes: int) -> int:
         return self.stage_memory if self.stage_memory is not None else artifact.size_bytes

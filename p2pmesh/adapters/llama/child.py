@@ -19,7 +19,7 @@ from p2pmesh.adapters.llama import native_log
 from p2pmesh.adapters.llama.binding import KV_TYPE, LoadedStage, LoadOptions, describe_build
 from p2pmesh.adapters.llama.channel import Channel, encode_result
 from p2pmesh.adapters.llama.grammars import GrammarShelf
-from p2pmesh.adapters.llama.pace import measure_decode_us
+from p2pmesh.adapters.llama.pace import measure_decode_us, measure_prefill_us
 from p2pmesh.adapters.llama.steps import SingleRow, StageShape, Stepper, Widths
 from p2pmesh.adapters.llama.vocabulary import Vocabulary
 from p2pmesh.adapters.llama.width import load_widths, measure_widths, store_widths
@@ -114,6 +114,7 @@ class LoadedEngine:
         )
         widths = self._widths(stage, shape)
         decode_us = measure_decode_us(stage, shape, widths)
+        prefill_us = measure_prefill_us(stage, shape)
         self.stepper = Stepper(stage, shape, widths, GrammarShelf(self._vocabulary.words))
         self.batcher = Batcher(BatchingPolicy(widths.exact_width))
         self.facts = {
@@ -122,6 +123,7 @@ class LoadedEngine:
             "fingerprint": self._fingerprint,
             "kv_bytes": cache_bytes(),
             "decode_us": decode_us,
+            "prefill_us": prefill_us,
             "vocabulary_size": stage.vocabulary_size,
             "beginning_token": self._vocabulary.beginning_token(),
             "end_tokens": self._vocabulary.end_tokens(),

@@ -413,6 +413,7 @@ def _decode_facts(fields: dict[str, Any]) -> EngineFacts:
             end_tokens=frozenset(int(token) for token in fields["end_tokens"]),
             notes=tuple(str(note) for note in fields["notes"]),
             decode_us=int(fields["decode_us"]),
+            prefill_us=int(fields["prefill_us"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"the engine process sent incomplete facts: {error}") from None

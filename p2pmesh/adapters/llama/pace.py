@@ -1,7 +1,7 @@
-"""How long an engine takes for one decoded token of one sequence, measured at load: what placements are predicted by.
+"""How long an engine takes for a token of one sequence, measured at load: what placements are predicted by.
 
-A few rows one at a time after a short context, made as the stepper makes them. What a longer cache adds, and what other
-work on the machine takes away, is not in it.
+A few rows one at a time after a short context, made as the stepper makes them, and a few chunks of a prompt. What a
+longer cache adds, and what other work on the machine takes away, is not in it.
 """
 
 import statistics
@@ -10,13 +10,15 @@ import time
 import numpy as np
 
 from p2pmesh.adapters.llama.binding import LoadedStage
-from p2pmesh.adapters.llama.steps import SingleRow, StageShape, Widths
+from p2pmesh.adapters.llama.steps import PREFILL_ROWS, SingleRow, StageShape, Widths
 from p2pmesh.base.errors import EngineError, ErrorCode
 
 CONTEXT_ROWS = 16
 TIMED_CALLS = 9
 MOST_TIMED_S = 1.0
 """After so long no further call is timed: one of a large model says enough."""
+TIMED_CHUNKS = 3
+MOST_CHUNKS_S = 0.5
 _EMBEDDING = 1.0
 
 
@@ -38,6 +40,22 @@ def measure_decode_us(stage: LoadedStage, shape: StageShape, widths: Widths) -> 
         stage.use_reference_attention(False)
         stage.clear_cells()
     return max(1, round(statistics.median(times_s) * 1_000_000))
+
+
+def measure_prefill_us(stage: LoadedStage, shape: StageShape) -> int:
+    """Time of a token of a prompt, at least 1; 0 for a stage without room for a chunk. Leaves an empty stage empty."""
+    if shape.context_tokens * shape.lanes < PREFILL_ROWS:
+        return 0
+    times_s: list[float] = []
+    try:
+        while len(times_s) < TIMED_CHUNKS and sum(times_s) < MOST_CHUNKS_S:
+            stage.clear_cells()
+            started = time.perf_counter()
+            _run(stage, shape, 0, PREFILL_ROWS, is_padded=False)
+            times_s.append(time.perf_counter() - started)
+    finally:
+        stage.clear_cells()
+    return max(1, round(statistics.median(times_s) * 1_000_000 / PREFILL_ROWS))
 
 
 def _run(stage: LoadedStage, shape: StageShape, start: int, count: int, *, is_padded: bool) -> None:

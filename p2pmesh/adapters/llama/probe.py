@@ -134,13 +134,13 @@ def _run_child(
 def _name(request: ProbeRequest) -> str:
     part = "whole" if request.is_first and request.is_last else "part"
     machine = "\n".join(
-        (request.digest, part, str(request.threads), str(request.gpu_layers), *request.devices, _machine())
+        (request.digest, part, str(request.threads), str(request.gpu_layers), *request.devices, machine_facts())
     )
     return f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}"
 
 
-def _machine() -> str:
-    """CPU model and flags, where the system tells; another machine on the same home asks again."""
+def machine_facts() -> str:
+    """CPU model and flags, where the system tells, and the build; another machine on the same home asks again."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

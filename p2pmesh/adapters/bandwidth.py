@@ -1,0 +1,66 @@
+"""How many bytes this machine's memory copies in a second: measured in a child process, in a fraction of a second.
+
+Run as a program it prints the figure, for as many threads as its argument says. Each thread copies blocks that are
+larger than caches; a copy reads and writes, and counts once.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+
+from p2pmesh.adapters.child_environment import child_environment
+
+BLOCK_BYTES = 48 * 2**20
+MEASURE_S = 0.2
+DEADLINE_S = 10.0
+MAX_THREADS = 16
+"""More do not make memory faster, and take 96 MiB each."""
+
+
+def measure_memory_bytes_per_s(threads: int) -> int:
+    """Blocks for about half a second; 0 where it cannot be measured, since nothing depends on it alone."""
+    command = [sys.executable, "-m", "p2pmesh.adapters.bandwidth", str(min(threads, MAX_THREADS))]
+    try:
+        finished = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=DEADLINE_S,
+            check=True,
+            env=child_environment(),
+        )
+        return max(0, int(finished.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
+
+
+def _copy_for_a_while(threads: int) -> int:
+    import numpy as np
+
+    copied = [0] * threads
+    is_over = threading.Event()
+    all_ready = threading.Barrier(threads + 1)
+
+    def copy(number: int) -> None:
+        source = np.ones(BLOCK_BYTES // 8, dtype=np.int64)
+        target = np.zeros_like(source)
+        all_ready.wait(DEADLINE_S)
+        while not is_over.is_set():
+            np.copyto(target, source)
+            copied[number] += BLOCK_BYTES
+
+    workers = [threading.Thread(target=copy, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    all_ready.wait(DEADLINE_S)
+    began = time.perf_counter()
+    is_over.wait(MEASURE_S)
+    is_over.set()
+    for worker in workers:
+        worker.join()
+    return round(sum(copied) / (time.perf_counter() - began))
+
+
+if __name__ == "__main__":
+    print(_copy_for_a_while(int(sys.argv[1])))
