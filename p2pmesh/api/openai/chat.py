@@ -23,6 +23,7 @@ from p2pmesh.api.openai.parameters import (
     read_stream,
 )
 from p2pmesh.api.openai.reading import ChatReader
+from p2pmesh.api.openai.response_format import read_response_format
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOP_LOGPROBS
@@ -34,6 +35,7 @@ CHAT_IMPLEMENTED = IMPLEMENTED | {
     "top_logprobs",
     "reasoning_effort",
     "prediction",
+    "response_format",
 }
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -61,6 +63,7 @@ def parse_chat(body: dict[str, Any], request_id: bytes, random_seed: Callable[[]
         stop=read_stop(fields),
         max_tokens=_read_limit(fields),
         top_logprobs=top_logprobs,
+        grammar=read_response_format(fields),
     )
     return Call(
         fan_out(request, (prompt,), n),

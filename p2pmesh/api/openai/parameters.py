@@ -100,7 +100,6 @@ CHAT_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         **HARMLESS,
         "modalities": Harmless((list,), _only(["text"]), "['text']"),
-        "response_format": Harmless((dict,), _only({"type": "text"}), "{'type': 'text'}"),
         "verbosity": Harmless((str,), _only("medium"), "'medium'"),
         "tools": _NO_TOOLS,
         "functions": _NO_TOOLS,

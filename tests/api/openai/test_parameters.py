@@ -111,7 +111,6 @@ def test_harmless_values_are_accepted(name: str, value: object) -> None:
     [
         ("store", True),
         ("service_tier", "priority"),
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
