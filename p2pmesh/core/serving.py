@@ -5,9 +5,9 @@ load a model do so, and the pauses. How much models are asked for is ``core.dema
 ``core.planning``'s, how a run is drained ``node.on_demand``'s.
 
 A hundred peers hear of one request at once, and one of them should load the model. They rank each other by a hash of
-model and peer, those first whose own clients wait; each rank begins a step later than the one before it, and gives up
-as soon as it hears that somebody began. Ranks beyond the last step, and peers that see each other in part, are spread
-by jitter.
+model and peer, those first whose own clients wait, and those last that run on battery or are in use; each rank begins a
+step later than the one before it, and gives up as soon as it hears that somebody began. Ranks beyond the last step, and
+peers that see each other in part, are spread by jitter.
 """
 
 import hashlib
@@ -85,12 +85,21 @@ DEFAULT_POLICY = ServingPolicy()
 
 
 @dataclass(frozen=True, slots=True)
+class Rival:
+    """Another peer that would load a model and has room for all of it: whether clients of its own wait for that, and
+    whether it runs on battery or is in use."""
+
+    peer: PeerId
+    is_waiting: bool = False
+    is_spared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Loadable:
     """A model on disk here that is not loaded here.
 
     ``needed_bytes`` holds it whole. ``servers`` are other peers that serve it; ``is_coming`` says that one is about
-    to; ``rivals`` are other peers that would load it and have room for all of it, and whether clients of theirs wait.
-    ``may_be_split`` says whether the peers in view could hold it together.
+    to. ``may_be_split`` says whether the peers in view could hold it together.
     """
 
     model: bytes
@@ -99,7 +108,7 @@ class Loadable:
     is_awaited_here: bool = False
     servers: int = 0
     is_coming: bool = False
-    rivals: tuple[tuple[PeerId, bool], ...] = ()
+    rivals: tuple[Rival, ...] = ()
     may_be_split: bool = False
 
 
@@ -142,6 +151,8 @@ class Look:
     loaded: tuple[Loaded, ...] = ()
     memory_left_bytes: int | None = None
     rates: tuple[Rate, ...] = ()
+    is_spared: bool = False
+    """Whether this node runs on battery, or its machine is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +306,7 @@ class ServingMachine:
             if reason is None:
                 self._due.pop(loadable.model, None)
                 continue
-            due = self._due.setdefault(loadable.model, Micros(now + self._delay_us(loadable, look.own_peer)))
+            due = self._due.setdefault(loadable.model, Micros(now + self._delay_us(loadable, look)))
             if due <= now:
                 wanted.append((loadable, reason))
         if self.is_memory_low or any(one.state is not RunState.SERVING for one in look.loaded):
@@ -344,14 +355,12 @@ class ServingMachine:
         is_kept_warm = self._policy.idle_unload_us is None
         return bool(loadable.demand.per_minute or (is_kept_warm and loadable.demand.per_day))
 
-    def _delay_us(self, loadable: Loadable, own_peer: PeerId) -> int:
+    def _delay_us(self, loadable: Loadable, look: Look) -> int:
         """By our rank among those that could load it."""
         if loadable.is_awaited_here and loadable.servers == 0:
             return 0
-        ours = _rank_key(loadable.model, own_peer, is_waiting=loadable.is_awaited_here)
-        rank = sum(
-            _rank_key(loadable.model, peer, is_waiting=is_waiting) < ours for peer, is_waiting in loadable.rivals
-        )
+        ours = _rank_key(loadable.model, Rival(look.own_peer, loadable.is_awaited_here, look.is_spared))
+        rank = sum(_rank_key(loadable.model, rival) < ours for rival in loadable.rivals)
         policy = self._policy
         if rank == 0:
             return 0
@@ -397,6 +406,7 @@ def is_imbalanced(loadable: Loadable, rates: Iterable[Rate], factor: int) -> boo
     return bool(servers) and loadable.demand.per_minute * servers >= factor * per_minute * loadable.servers
 
 
-def _rank_key(model: bytes, peer: PeerId, *, is_waiting: bool) -> tuple[bool, bytes, PeerId]:
+def _rank_key(model: bytes, rival: Rival) -> tuple[bool, bool, bytes, PeerId]:
     """The same order at every peer, another one for every model."""
-    return (not is_waiting, hashlib.blake2b(peer.encode(), key=model, digest_size=8).digest(), peer)
+    drawn = hashlib.blake2b(rival.peer.encode(), key=model, digest_size=8).digest()
+    return (not rival.is_waiting, rival.is_spared, drawn, rival.peer)

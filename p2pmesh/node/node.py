@@ -278,7 +278,7 @@ class Node:
         return describe_node(
             self.overlay, self.stages, self.table, coordinating, self.routable_models(), self.links.estimates(),
             self.liveness,
-        ) | {"artifacts": self.artifacts.describe()}  # fmt: skip
+        ) | {"artifacts": self.artifacts.describe(), "on_demand": self.on_demand.describe()}  # fmt: skip
 
     def peers(self) -> dict[str, Any]:
         """What a plan is made from."""

@@ -31,6 +31,7 @@ from p2pmesh.core.serving import (
     LoadFailed,
     Look,
     Rate,
+    Rival,
     RunState,
     ServingMachine,
     ServingPolicy,
@@ -39,6 +40,7 @@ from p2pmesh.core.serving import (
 )
 from p2pmesh.model.families import permitted_cuts
 from p2pmesh.model.gguf import GgufIndex
+from p2pmesh.node.candidates import is_spared
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.driver import Driver, Drivers
@@ -185,9 +187,10 @@ class OnDemand:
         Raises ``Refused(MODEL_NOT_READY)`` when a model that some peer would load was not loaded in time.
         """
         router = self._parts.router
-        model = model_hash_of(router.served_name(name) or name)
+        served = router.served_name(name)
+        model = model_hash_of(served or name)
         self._counters.count(model, self._parts.clock.now())
-        if router.is_served(name) or not self._is_loadable(model):
+        if served is not None or not self._is_loadable(model):
             return
         if self._parts.overlay.board.is_large and await router.search(name):
             return
@@ -284,6 +287,7 @@ class OnDemand:
                 Rate(model, (self._counters.demand(model, now) + self._book.demand(model, now)).per_minute, count)
                 for model, count in sorted(served.items())
             ),
+            is_spared(self._parts.overlay.board.own()),
         )
         return self._machine.handle(look, now)
 
@@ -316,6 +320,8 @@ class OnDemand:
             if demand.is_none or (model in self._held and model not in unloaded) or model in self._starting:
                 continue
             name, needed_bytes, can_be_cut = self._facts(model)
+            if self._parts.stages.has_stage_of(name):
+                continue  # of another's run: no peer serves two coordinators of one model
             yield Loadable(
                 model,
                 needed_bytes,
@@ -455,6 +461,19 @@ class OnDemand:
                 self._parts.router.forget(held.model.name)
             self._changes.mark()
 
+    def describe(self) -> list[dict[str, object]]:
+        """What may be loaded for a request, or is loaded, and how much it is asked for, in plain values."""
+        now = self._parts.clock.now()
+        described: list[dict[str, object]] = []
+        for model in sorted({*self._shelf, *self._held}):
+            demand = self._counters.demand(model, now) + self._book.demand(model, now)
+            held = self._held.get(model)
+            is_loaded = model in self._starting or (held is not None and held.coordinator is not None)
+            facts = {"waiting": demand.waiting, "per_minute": demand.per_minute, "per_day": demand.per_day}
+            name, needed_bytes, _ = self._facts(model)
+            described.append({"model": name, "is_loaded": is_loaded, "needed_bytes": needed_bytes, "demand": facts})
+        return described
+
     @property
     def coordinators(self) -> tuple[Coordinator, ...]:
         """Of the models that are loaded here or about to be."""
@@ -481,7 +500,7 @@ class OnDemand:
         facts = {"model": held.model.name, "run_id": run.run_id.hex(), "reason": reason.value}
         self._report("model_unloaded", {**facts, "message": self._why_unloaded(reason)})
         if reason is UnloadReason.MEMORY_LOW:
-            await self._parts.stages.drop_waiting_engines()
+            await self._parts.stages.drop_waiting_engines(held.model.name)
 
     def _keep(self, model: bytes, held: _Held, driver: Driver | None, reason: UnloadReason) -> None:
         held.is_draining = False
@@ -527,10 +546,10 @@ def _usable(free_bytes: int) -> int:
     return max(0, free_bytes - free_bytes // PLANNING.head_room_divisor)
 
 
-def _rivals(model: bytes, needed_bytes: int, others: tuple[Announcement, ...]) -> tuple[tuple[PeerId, bool], ...]:
-    """Other peers that would load a model and have room for it, and whether clients of theirs wait for it."""
+def _rivals(model: bytes, needed_bytes: int, others: tuple[Announcement, ...]) -> tuple[Rival, ...]:
+    """Other peers that would load a model and have room for it."""
     return tuple(
-        (PeerId(peer.peer_id), any(row.model == model and row.waiting for row in peer.demand))
+        Rival(PeerId(peer.peer_id), any(row.model == model and row.waiting for row in peer.demand), is_spared(peer))
         for peer in others
         if model in peer.loadable
         and _usable(peer.free_bytes) >= needed_bytes

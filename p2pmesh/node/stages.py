@@ -155,8 +155,11 @@ class Stages:
                     self._stop_if_nobodys(held)
                 await self._parts.claims.changes.wait_beyond(seen)
 
-    async def drop_waiting_engines(self) -> None:
-        """Memory is low: no engine is kept for a stage that may come."""
+    async def drop_waiting_engines(self, ended_model: str) -> None:
+        """Memory is low: no engine is kept for a stage that may come, that of a model whose run is ending included."""
+        with trio.move_on_after(RELEASE_S):
+            while self.has_stage_of(ended_model):
+                await self._released.wait_beyond(self._released.count)
         await self._shelf.make_room(self._memory_bytes + 1)
 
     def begin(self, load: LoadStage, source: PeerId) -> HeldStage:
@@ -177,6 +180,10 @@ class Stages:
         refusal = self.wishes.refusal(load.model, load.model_digest, _layers_of(load))
         if refusal is not None:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, refusal)
+
+    def has_stage_of(self, model: str) -> bool:
+        """Whether some run of a model has a stage here, whoever coordinates it."""
+        return any(held.load.model == model for held in self._held.values())
 
     def find(self, run_id: bytes) -> HeldStage | None:
         """The stage of a run here."""

@@ -23,6 +23,7 @@ from p2pmesh.core.serving import (
     LoadReason,
     Look,
     Rate,
+    Rival,
     RunState,
     ServingMachine,
     ServingPolicy,
@@ -111,7 +112,7 @@ def test_a_model_that_does_not_fit_is_split_only_where_no_peer_could_hold_it_who
     large = loadable(needed_bytes=3 * GIB)
     assert told(look(large)) == ()
     assert told(look(replace(large, may_be_split=True))) == (Load(A, LoadReason.NO_SERVER),)
-    rival = replace(large, may_be_split=True, rivals=((PeerId("z"), True),))
+    rival = replace(large, may_be_split=True, rivals=(Rival(PeerId("z"), is_waiting=True),))
     machine = ServingMachine(1)
     for second in range(100):
         assert machine.handle(look(rival), at(second)) == ()
@@ -230,7 +231,7 @@ class Crowd:
         draws = Draws(7)
         views = [
             tuple(
-                (name, False)
+                Rival(name)
                 for other, name in enumerate(names)
                 if other != number and draws.below(100) < self.seen_percent
             )
@@ -294,7 +295,7 @@ def test_ranks_are_the_same_at_every_peer_and_others_for_another_model() -> None
         names = [PeerId(f"peer-{number}") for number in range(20)]
         first = []
         for name in names:
-            rivals = tuple((other, False) for other in names if other != name)
+            rivals = tuple(Rival(other) for other in names if other != name)
             given = Look(name, GIB, (Loadable(bytes([letter]) * 8, MIB, WAITED, rivals=rivals),))
             if told(given):
                 first.append(name)
@@ -304,14 +305,23 @@ def test_ranks_are_the_same_at_every_peer_and_others_for_another_model() -> None
 
 
 def test_peers_whose_own_clients_wait_come_first() -> None:
-    rivals = tuple((PeerId(f"peer-{number}"), False) for number in range(50))
+    rivals = tuple(Rival(PeerId(f"peer-{number}")) for number in range(50))
     assert told(look(loadable(is_awaited_here=True, rivals=rivals))) == (Load(A, LoadReason.NO_SERVER),)
     machine = ServingMachine(1)
-    waiting_rival = (*rivals[:0], (PeerId("waits"), True))
+    waiting_rival = (Rival(PeerId("waits"), is_waiting=True),)
     assert machine.handle(look(loadable(rivals=waiting_rival)), at(0)) == ()
     deadline = machine.deadline()
     assert deadline is not None
     assert at(2) <= deadline < at(4)
+
+
+def test_who_runs_on_battery_or_is_in_use_loads_only_where_nobody_else_does() -> None:
+    for number in range(8):
+        rivals = (Rival(PeerId(f"peer-{number}")),)
+        assert told(replace(look(loadable(rivals=rivals)), is_spared=True)) == ()
+        spared = (replace(rivals[0], is_spared=True),)
+        assert told(look(loadable(rivals=spared))) == (Load(A, LoadReason.NO_SERVER),)
+    assert told(replace(look(loadable()), is_spared=True)) == (Load(A, LoadReason.NO_SERVER),)
 
 
 # --- any order --------------------------------------------------------------------
@@ -353,7 +363,7 @@ class AnyOrder(RuleBasedStateMachine):
         self, demands: list[Demand], left_bytes: int | None, servers: int, is_coming: bool, is_busy: bool,
         rival_count: int,
     ) -> None:  # fmt: skip
-        rivals = tuple((PeerId(f"r{number}"), number % 5 == 0) for number in range(rival_count))
+        rivals = tuple(Rival(PeerId(f"r{n}"), n % 5 == 0, n % 3 == 0) for n in range(rival_count))
         loadables = tuple(
             Loadable(model, GIB, demand, servers=servers, is_coming=is_coming, rivals=rivals)
             for model, demand in zip(MODELS, demands, strict=True)

@@ -53,6 +53,8 @@ async def test_a_request_elsewhere_makes_one_peer_load_the_model_and_waits_for_i
         assert trio.current_time() - started < 10
         assert told_loads(*idle) == ["no_server"]
         await settle()
+        (described,) = idle[0].node.status()["on_demand"]
+        assert (described["model"], described["needed_bytes"] > 0) == ("fake", True)
         assert sum(len(node.told("pipeline_ready")) for node in idle) == 1
         assert "fake" in ingress.node.routable_models()
         (loader,) = (node for node in idle if node.told("load_on_demand"))
@@ -164,6 +166,8 @@ async def test_little_memory_unloads_what_is_asked_for_least(autojump_clock: Moc
         told = await node.wait_told("model_unloaded")
         assert (told["model"], told["reason"]) == ("fake", "memory_low")
         assert "100" in told["message"]
+        await trio.sleep(5)
+        assert len(node.launcher.engines) == 1  # that of the other: no engine waits for what may come
         memory.left_bytes = GIB
         await trio.sleep(60)
         assert set(node.node.routable_models()) == {"other"}

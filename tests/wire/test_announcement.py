@@ -11,10 +11,12 @@ from p2pmesh.wire.announcement import (
     LONGEST_LIFE_MS,
     Announcement,
     Link,
+    ModelDemand,
     ServedModel,
     decode_announcement,
     encode_announcement,
     life_ms,
+    model_hash_of,
     model_topic_of,
     peer_hash_of,
     topic_of,
@@ -72,6 +74,19 @@ def test_an_idle_peers_announcement_is_small() -> None:
     linked = len(encode_announcement(replace(said, links=links), JOINER.public_key, JOINER.sign))
     assert bare < 280
     assert linked < bare + 100
+
+
+def test_demand_costs_little_and_nothing_where_nobody_asks() -> None:
+    def size_of(announcement: Announcement) -> int:
+        return len(encode_announcement(announcement, JOINER.public_key, JOINER.sign))
+
+    said = replace(PLAIN, passes=(b"p" * 160,), decode_bytes_per_s=6_400_000_000)
+    holding = replace(said, loadable=(model_hash_of("a"), model_hash_of("b")))
+    asking = replace(
+        said, demand=(ModelDemand(model_hash_of("a"), 1, 12, 340), ModelDemand(model_hash_of("b"), 0, 1, 9))
+    )
+    assert size_of(holding) - size_of(said) <= 40
+    assert size_of(asking) - size_of(said) <= 60
 
 
 def test_an_announcement_outlives_two_losses_up_to_a_quarter_of_an_hour() -> None:
