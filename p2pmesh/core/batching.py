@@ -94,6 +94,11 @@ class Batcher:
             self._uncount(frame)
         return len(waiting.frames)
 
+    def clear(self) -> None:
+        """Forgets all that waits."""
+        for key in tuple(self._waiting):
+            self.drop(key)
+
     def next_call(self) -> Call | None:
         """Takes the frames of the next call out of the queues; None when nothing waits."""
         if self._frames == 1:  # one sequence alone: what is nearly always the case while it decodes

@@ -6,7 +6,8 @@ Owns the order of frames, credits, stops, limits and deadlines of the sequence. 
 Chunks lie on an absolute grid of ``chunk_tokens`` positions, so that a repeated prefill repeats its calls exactly. A
 sequence that goes on after a loss begins with a *history*: tokens that an earlier driver gave out. They are replayed as
 decoded rows, several a frame, which every engine cuts into calls within its exact width; nobody waits for a token
-before the row of the last one is sampled.
+before the row of the last one is sampled. Where stages may still hold rows of it, each is heard first, and rows go no
+further than to the last stage that lacks them (``core.holding``).
 """
 
 from collections import deque
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.quantities import Micros
+from p2pmesh.core.holding import Held, Reach
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.wire.generation import FinishReason
 from p2pmesh.wire.token_report import TokenReport
@@ -78,6 +80,22 @@ class CreditArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldArrived:
+    """A stage said what it holds of the sequence, which goes on there."""
+
+    stage: int
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run is over, and its stages see to the rows that they hold."""
+
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceFailed:
     """A stage, a stream or the engine gave the sequence up."""
 
@@ -95,7 +113,9 @@ class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = Begin | TokensArrived | CreditArrived | SequenceFailed | CancelRequested | DeadlinePassed
+Event = (
+    Begin | TokensArrived | CreditArrived | HeldArrived | RunEnded | SequenceFailed | CancelRequested | DeadlinePassed
+)
 
 
 # --- effects ------------------------------------------------------------------
@@ -106,19 +126,21 @@ class SendBegin:
 
 @dataclass(frozen=True, slots=True)
 class SendPrefill:
-    """One chunk of the prompt; the last one is sampled."""
+    """One chunk of the prompt; the last one is sampled. ``stages`` take it, 0: all."""
 
     position: int
     tokens: tuple[int, ...]
     is_last: bool
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SendReplay:
-    """Rows of tokens that were given out already; the last stage answers them with a credit."""
+    """Rows of tokens that were given out already; the last of the ``stages`` (0: all) answers them with a credit."""
 
     position: int
     tokens: tuple[int, ...]
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +201,9 @@ class GenerationMachine:
         assembler: TextAssembler,
         policy: GenerationPolicy,
         history: Sequence[int] = (),
+        held_by: int = 0,
     ) -> None:
+        """``held_by`` is how many stages will tell what they hold, all of the run; 0: it is a sequence that begins."""
         if not prompt:
             raise ValueError("a prompt holds at least one token")
         self._prompt = tuple(prompt)
@@ -194,6 +218,11 @@ class GenerationMachine:
         self._credited = 0
         self._open: deque[tuple[int, int]] = deque()
         """Of frames without a credit: where they end, and the rows that every stage charges for them."""
+        self._overtaken: set[int] = set()
+        """Ends of frames whose own credit, from a stage between, a later one of the last stage overtook."""
+        self._waits_for = held_by
+        self._held: dict[int, Held] = {}
+        self._reach = Reach(())
         self._generated = 0
         self._deadline: Micros | None = None
         self._is_over = False
@@ -223,6 +252,10 @@ class GenerationMachine:
                 return self._on_credit(position, now)
             case TokensArrived():
                 return self._on_tokens(event, now)
+            case HeldArrived(stage, held):
+                return self._on_held(stage, held, now)
+            case RunEnded(code, text):
+                return self._end(Fail(code, text))
             case SequenceFailed(code, text):
                 return self._end(SendCancel(), Fail(code, text))
             case CancelRequested():
@@ -231,14 +264,30 @@ class GenerationMachine:
                 return self._on_deadline(now)
 
     def _on_begin(self, now: Micros) -> tuple[Effect, ...]:
-        if self._sent > 0:
+        if self._deadline is not None:
             return ()
         if len(self._prompt) >= self._policy.context_tokens:
             text = f"a prompt of {len(self._prompt)} tokens leaves no room in {self._policy.context_tokens}; shorten it"
             return self._end(Fail(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text))
         if self._budget < 1:
             return self._end(Finish(FinishReason.LENGTH, "", 0))
-        return self._replay_text() or (SendBegin(), *self._send_inputs(now))
+        end = self._replay_text()
+        if end or self._waits_for == 0:
+            return end or (SendBegin(), *self._send_inputs(now))
+        self._wait(now, self._policy.prefill_wait_us(self._policy.credits * self._policy.chunk_tokens))
+        return (SendBegin(),)
+
+    def _on_held(self, stage: int, held: Held, now: Micros) -> tuple[Effect, ...]:
+        if stage in self._held or not 0 <= stage < self._waits_for:
+            return self._broken(f"what stage {stage} holds, which was not asked for")
+        self._held[stage] = held
+        if len(self._held) < self._waits_for:
+            return ()
+        chunk, prompt_end, last = self._policy.chunk_tokens, len(self._prompt), len(self._inputs) - 1
+        told = [self._held[index].usable(chunk, prompt_end, last) for index in range(self._waits_for)]
+        self._reach = Reach(told)
+        self._sent = self._credited = self._reach.first
+        return self._send_inputs(now)
 
     def _replay_text(self) -> tuple[Effect, ...]:
         """Brings text, stops and counts to where the history ends; an end that was reached already is said again."""
@@ -273,12 +322,13 @@ class GenerationMachine:
         """The frame that begins where the last one ended: of the prompt, of the history, or its last row."""
         start, prompt_end, last = self._sent, len(self._prompt), len(self._inputs) - 1
         charge = self._next_charge()
+        stages = self._reach.stages(start)
         if start < prompt_end:
             end = min(start + self._policy.chunk_tokens, prompt_end)
-            effect: Effect = SendPrefill(start, self._inputs[start:end], end > last)
+            effect: Effect = SendPrefill(start, self._inputs[start:end], end > last, stages)
         elif start < last:
-            end = min(start + self._policy.replay_rows, last)
-            effect = SendReplay(start, self._inputs[start:end])
+            end = min(start + self._policy.replay_rows, last, self._reach.next_edge(start))
+            effect = SendReplay(start, self._inputs[start:end], stages)
         else:
             self._sent = start + 1
             return SendDecode(start, self._inputs[start])
@@ -287,10 +337,14 @@ class GenerationMachine:
         return effect
 
     def _on_credit(self, position: int, now: Micros) -> tuple[Effect, ...]:
+        if position in self._overtaken:
+            self._overtaken.discard(position)
+            return ()
         if all(end != position for end, _ in self._open):
             return self._broken(f"a credit for position {position}; {self._credited} to {self._sent} are open")
-        while self._open.popleft()[0] != position:
-            pass
+        while (end := self._open.popleft()[0]) != position:
+            if self._reach.stages(end - 1):
+                self._overtaken.add(end)
         self._credited = position
         if self._generated > len(self._history):
             return ()  # a token overtook the credit: the wait is for the next token by now

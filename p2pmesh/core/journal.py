@@ -30,6 +30,9 @@ class Journal:
         self._is_exact = True
         self._is_begun = False
         """Whether the driver of this attempt has said what it goes on from."""
+        self._asked_as = b""
+        self._ran_as = b""
+        """The request id of the last attempt that began: what stages of its run may hold rows of."""
         self.recoveries = 0
         """Attempts that went on after an earlier one had started."""
 
@@ -51,6 +54,7 @@ class Journal:
     def next_request(self, request_id: bytes) -> GenerationRequest:
         """What to ask of the next driver; the first one is asked as the client asked, under its own id."""
         self._is_begun = False
+        self._asked_as = request_id
         if self._started is None:
             return replace(self._request, request_id=request_id)
         return replace(
@@ -59,6 +63,7 @@ class Journal:
             prompt=Prompt(tokens=self._started.prompt_tokens),
             max_tokens=self._started.max_tokens or self._request.max_tokens,
             history=tuple(self._tokens),
+            continues=self._ran_as,
         )
 
     def take(self, event: GenerationEvent) -> GenerationEvent | None:
@@ -82,6 +87,7 @@ class Journal:
 
     def _start(self, event: GenerationStarted) -> GenerationStarted | None:
         self._is_begun = True
+        self._ran_as = self._asked_as
         if self._started is None:
             self._started = event
             return event

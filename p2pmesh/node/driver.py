@@ -120,7 +120,7 @@ class Driver:
     def fail_all(self, error: P2PMeshError) -> None:
         """The run broke: every sequence ends with its cause."""
         for sequence in tuple(self._sequences.values()):
-            sequence.fail(error.code, error.message)
+            sequence.end_with_run(error.code, error.message)
 
     async def probe(self, request_id: bytes) -> tuple[int, int]:
         """One real token through every stage; the token and the microseconds it took."""
@@ -202,7 +202,7 @@ class Driver:
         self, sequence: Sequence, prompt: tuple[int, ...], is_reasoning: bool
     ) -> AsyncGenerator[GenerationEvent, None]:
         yield GenerationStarted(prompt, self.load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning)
-        meter = self._pace.meter(self._clock.now(), sequence.input_tokens)
+        meter = self._pace.meter(self._clock.now(), sequence.sent_tokens)
         async with aclosing(sequence.events()) as events:
             async for event in events:
                 if not isinstance(event, GenerationFinished):
@@ -225,6 +225,7 @@ class Driver:
                 step_us=self._pace.step_us,
             ),
             request.history,
+            held_by=len(self.load.stages) if request.continues else 0,
         )
         start = SequenceStart(request, self.load.run_id, prompt, self._vocabulary.pieces, _grammar_of(request))
         sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail)

@@ -230,6 +230,7 @@ def request_of(asked: Generate) -> GenerationRequest:
         asked.top_logprobs,
         asked.grammar,
         None if asked.tools is None else _tool_use_of(asked.tools),
+        asked.continues or b"",
     )  # fmt: skip
 
 
@@ -270,4 +271,5 @@ def _generate_of(request: GenerationRequest) -> Generate:
         request.prompt.reasoning_effort,
         request.grammar,
         None if tools is None else ToolUseEntry(tools.tools, tools.choice.value, tools.only, tools.may_repeat),
+        request.continues or None,
     )  # fmt: skip

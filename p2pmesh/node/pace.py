@@ -14,7 +14,7 @@ class Pace:
         self.step_us = 0
 
     def meter(self, now: Micros, prompt_tokens: int) -> "PaceMeter":
-        """A meter for a sequence that starts now."""
+        """A meter for a sequence that starts now; 0 ``prompt_tokens``: what comes first tells nothing of a prefill."""
         return PaceMeter(self, now, prompt_tokens)
 
     def note_prefill(self, us_per_token: int) -> None:
@@ -39,7 +39,8 @@ class PaceMeter:
         """A token is here."""
         elapsed = now - self._last
         if self._is_first:
-            self._pace.note_prefill(elapsed // self._prompt_tokens)
+            if self._prompt_tokens:
+                self._pace.note_prefill(elapsed // self._prompt_tokens)
             self._is_first = False
         else:
             self._pace.note_step(elapsed)

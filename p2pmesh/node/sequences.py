@@ -8,6 +8,7 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core import generation
+from p2pmesh.core.holding import Held
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.clock import Clock
 from p2pmesh.wire.begin import Begin, encode_begin
@@ -110,9 +111,10 @@ class Sequence:
         return self._machine.max_tokens
 
     @property
-    def input_tokens(self) -> int:
-        """Tokens that are known before the first one is sampled."""
-        return len(self._start.prompt) + len(self._start.request.history)
+    def sent_tokens(self) -> int:
+        """Tokens whose rows all stages compute before the first one is sampled; 0 where they may hold some already."""
+        request = self._start.request
+        return 0 if request.continues else len(self._start.prompt) + len(request.history)
 
     async def deliver(self, frame: StageFrame) -> None:
         """A TOKEN, CREDIT or ERROR of this sequence; one that floods us fails."""
@@ -122,6 +124,9 @@ class Sequence:
                 event = self._tokens_of(frame)
             case FrameKind.CREDIT:
                 event = generation.CreditArrived(frame.position)
+            case FrameKind.HELD:
+                is_fixed = bool(frame.flags & FrameFlag.FIXED)
+                event = generation.HeldArrived(frame.stages, Held(frame.position, is_fixed))
             case _:
                 self._is_failed = True
                 event = _failure_of(frame)
@@ -170,6 +175,14 @@ class Sequence:
         self._is_failed = True
         try:
             self._runner.post(generation.SequenceFailed(code, text))
+        except trio.WouldBlock:
+            self._output.close()
+
+    def end_with_run(self, code: ErrorCode, text: str) -> None:
+        """As ``fail``, but the run is over: no stage is told, since each keeps the rows for the run after it."""
+        self._is_failed = True
+        try:
+            self._runner.post(generation.RunEnded(code, text))
         except trio.WouldBlock:
             self._output.close()
 
@@ -229,15 +242,17 @@ class Sequence:
                 await self._submit(self._frame(FrameKind.DECODE, position, (token,)))
             case generation.Emit(tokens, text, reports):
                 await self._output.send(GenerationDelta(tokens, text, self._named(tokens, reports)))
-            case generation.SendPrefill(position, tokens, is_last):
+            case generation.SendPrefill(position, tokens, is_last, stages):
                 flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
-                await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags))
-            case generation.SendReplay(position, tokens):
-                await self._submit(self._frame(FrameKind.DECODE, position, tokens, FrameFlag.REPLAY))
+                await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags, stages=stages))
+            case generation.SendReplay(position, tokens, stages):
+                await self._submit(self._frame(FrameKind.DECODE, position, tokens, FrameFlag.REPLAY, stages=stages))
             case generation.SendBegin():
                 start, request = self._start, self._start.request
-                limit = self._machine.max_tokens
-                begin = Begin(request.sampling, len(start.prompt), request.top_logprobs, limit, start.grammar)
+                begin = Begin(
+                    request.sampling, len(start.prompt), request.top_logprobs, self._machine.max_tokens, start.grammar,
+                    request.continues,
+                )  # fmt: skip
                 body = encode_begin(begin)
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))
             case generation.SendEnd():
@@ -274,11 +289,13 @@ class Sequence:
         tokens: tuple[int, ...] = (),
         flags: FrameFlag = FrameFlag.NONE,
         body: bytes = b"",
+        stages: int = 0,
     ) -> StageFrame:
         request = self._start.request
         return StageFrame(
-            kind, request.request_id, self._start.run_id, request.sequence, position, tokens, flags=flags, body=body
-        )
+            kind, request.request_id, self._start.run_id, request.sequence, position, tokens, flags=flags, body=body,
+            stages=stages,
+        )  # fmt: skip
 
 
 def _failure_of(frame: StageFrame) -> generation.SequenceFailed:

@@ -36,11 +36,11 @@ from p2pmesh.wire.stage import (
 
 SequenceKey = tuple[bytes, int]
 Deliver = Callable[[StageFrame], Awaitable[None]]
-"""Takes TOKEN, CREDIT and ERROR frames at the driver."""
+"""Takes TOKEN, CREDIT, HELD and ERROR frames at the driver."""
 
 _NO_REQUEST = bytes(16)
 _FORWARD = (FrameKind.BEGIN, FrameKind.PREFILL, FrameKind.DECODE, FrameKind.CANCEL, FrameKind.END)
-_BACKWARD = (FrameKind.TOKEN, FrameKind.CREDIT, FrameKind.ERROR)
+_BACKWARD = (FrameKind.TOKEN, FrameKind.CREDIT, FrameKind.HELD, FrameKind.ERROR)
 _PASSED_ON = (FrameKind.BEGIN, FrameKind.CANCEL, FrameKind.END)
 _UNFIT = frozenset({ErrorCode.FRAME_POSITION_INVALID, ErrorCode.FRAME_VALUE_INVALID, ErrorCode.FRAME_DTYPE_INVALID})
 MAX_SEQUENCES = 4 * MAX_LANES
@@ -65,6 +65,7 @@ class StageRun:
         self._open_sequences: dict[SequenceKey, deque[int]] = {}
         """With the credit that each takes up here, one entry a frame in the engine."""
         self._failure: P2PMeshError | None = None
+        self._is_closing = False
         self._was_widened = False
         self._cancel_scope = trio.CancelScope()
         self._is_closed = trio.Event()
@@ -124,10 +125,11 @@ class StageRun:
 
     async def _close(self) -> None:
         """Tells the driver why its sequences end, as far as streams still stand, then drops the streams."""
+        self._is_closing = True
         if self._failure is not None and not self.is_driver:
             with trio.move_on_after(2):
                 await self._fail_sequences(self._failure)
-        await self._empty_engine()
+        await self._leave_engine()
         self._open_sequences.clear()
         self.ended.mark()
         for stream in (self._return, self._upstream):
@@ -136,11 +138,10 @@ class StageRun:
         if self._downstream is not None:
             await (self._downstream.finish() if self._failure is None else self._downstream.reset())
 
-    async def _empty_engine(self) -> None:
-        """It may serve another run; one that is gone need not."""
+    async def _leave_engine(self) -> None:
+        """It may serve another run, which goes on with the sequences that are open; one that is gone need not."""
         with trio.move_on_after(1), suppress(P2PMeshError):
-            for request_id, sequence in tuple(self._open_sequences):
-                await self.engine.send(StageFrame(FrameKind.CANCEL, request_id, self.load.run_id, sequence))
+            await self.engine.park()
 
     async def _fail_sequences(self, error: P2PMeshError) -> None:
         for request_id, sequence in tuple(self._open_sequences):
@@ -211,9 +212,14 @@ class StageRun:
         if frame.position + len(frame.tokens) > self.load.context_tokens:
             text = f"position {frame.position} of a context of {self.load.context_tokens}"
             raise RemoteProtocolError(ErrorCode.FRAME_POSITION_INVALID, text)
+        if frame.stages >= len(self.load.stages) - self.load.index:
+            text = f"rows for {frame.stages} stages, {len(self.load.stages) - self.load.index} are left"
+            raise RemoteProtocolError(ErrorCode.FRAME_VALUE_INVALID, text)
         decode_activation(frame)  # raises on a NaN or an infinity
 
     async def _take_forward(self, frame: StageFrame) -> None:
+        if self._is_closing:  # the engine is another run's from now on
+            raise PeerUnavailable(ErrorCode.PEER_LOST, "the stage is ending; try again")
         key = (frame.request_id, frame.sequence)
         if frame.kind is FrameKind.BEGIN:
             self._begin(key)
@@ -271,6 +277,8 @@ class StageRun:
         if frame.kind is FrameKind.ERROR:
             self._check_cause(frame)
             await self._stop_elsewhere(frame)
+        elif frame.kind is FrameKind.HELD:  # the engine does not know which stage it is
+            frame = replace(frame, stages=self.load.index)
         await self._send_backward(frame)
 
     def _check_cause(self, frame: StageFrame) -> None:

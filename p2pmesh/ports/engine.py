@@ -63,8 +63,13 @@ class Engine(Protocol):
     async def send(self, frame: StageFrame) -> None:
         """Hands BEGIN, PREFILL, DECODE, CANCEL or END to the child; waits while its queue is full."""
 
+    async def park(self) -> None:
+        """Its run is over: drops what is queued, and keeps the rows of every sequence for a while, in case that a BEGIN
+        continues it; lanes that others need come first.
+        """
+
     async def receive(self) -> StageFrame:
-        """The next frame it produced: rows with an activation (not the last stage), TOKEN, CREDIT or ERROR."""
+        """The next frame it produced: rows with an activation (not the last stage), TOKEN, CREDIT, HELD or ERROR."""
 
     async def follow(self, take: TakeFrame) -> None:
         """Hands every frame it produces to ``take``, in order, one at a time, until cancelled; raises how it ended.

@@ -1,7 +1,8 @@
-"""The body of a BEGIN frame: sampling parameters, lengths and the grammar, bytes <-> ``Begin``.
+"""The body of a BEGIN frame: sampling parameters, lengths, the grammar and what it goes on with, bytes <-> ``Begin``.
 
-A msgpack map. Every field is required, unknown ones are left out, ranges are those of ``SamplingParameters``.
-``logit_bias`` is a string of pairs, id as i32 and bias as f64; ``top_logprobs`` is nil where nothing is asked for.
+A msgpack map. Every field but ``continues`` is required, unknown ones are left out, ranges are those of
+``SamplingParameters``. ``logit_bias`` is a string of pairs, id as i32 and bias as f64; ``top_logprobs`` is nil where
+nothing is asked for.
 Normative text: ``protocols/skippy-stage-2.md``.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 import msgpack
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
+from p2pmesh.base.ids import ID_BYTES
 from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TRIGGERS
 from p2pmesh.wire.generation import Grammar, SamplingParameters, check_top_logprobs
 from p2pmesh.wire.stage import MAX_POSITION
@@ -24,6 +26,7 @@ _LOGIT_BIAS = "logit_bias"
 _BIAS = struct.Struct("<id")
 _COUNTS = ("prompt_tokens", "max_tokens")
 _GRAMMAR, _TRIGGERS, _AT_START = "grammar", "grammar_triggers", "grammar_at_start"
+_CONTINUES = "continues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Begin:
 
     ``prompt_tokens`` counts the prompt's ids, ``max_tokens`` is what the answer may hold. ``grammar`` None: any text.
     ``top_logprobs``: the last stage tells each token's log probability and so many likeliest ones; None: it does not.
+    ``continues``: the request id that the sequence had in a run that is over, of which stages may hold rows; or empty.
     """
 
     parameters: SamplingParameters
@@ -39,6 +43,7 @@ class Begin:
     top_logprobs: int | None = None
     max_tokens: int = MAX_POSITION
     grammar: Grammar | None = None
+    continues: bytes = b""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -57,6 +62,8 @@ def encode_begin(begin: Begin) -> bytes:
     fields |= {name: getattr(begin, name) for name in _COUNTS}
     grammar = begin.grammar or Grammar("")
     fields |= {_GRAMMAR: grammar.text, _TRIGGERS: list(grammar.triggers), _AT_START: grammar.is_at_start}
+    if begin.continues:
+        fields[_CONTINUES] = begin.continues
     packed: bytes = msgpack.packb(fields)
     return packed
 
@@ -74,7 +81,7 @@ def decode_begin(body: bytes | memoryview) -> Begin:
     )
     top_logprobs = None if fields.get(_TOP_LOGPROBS, 0) is None else _integer(fields, _TOP_LOGPROBS)
     prompt_tokens, max_tokens = (_integer(fields, name) for name in _COUNTS)
-    return Begin(parameters, prompt_tokens, top_logprobs, max_tokens, _grammar(fields))
+    return Begin(parameters, prompt_tokens, top_logprobs, max_tokens, _grammar(fields), _request_id(fields))
 
 
 def _grammar(fields: dict[str, object]) -> Grammar | None:
@@ -127,6 +134,13 @@ def _bias(fields: dict[str, object]) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, bytes) or len(value) % _BIAS.size:
         raise _malformed(f"{_LOGIT_BIAS} is no string of pairs")
     return tuple(_BIAS.iter_unpack(value))
+
+
+def _request_id(fields: dict[str, object]) -> bytes:
+    value = fields.get(_CONTINUES, bytes(ID_BYTES))
+    if not isinstance(value, bytes) or len(value) != ID_BYTES:
+        raise _malformed(f"{_CONTINUES} is no id")
+    return value if _CONTINUES in fields else b""
 
 
 def _malformed(what: str) -> RemoteProtocolError:

@@ -495,6 +495,7 @@ class Generate:
     reasoning_effort: str = declared(Text(MAX_REASONING_EFFORT_BYTES), "")
     grammar: str = declared(Text(MAX_GRAMMAR_BYTES), "")
     tools: ToolUseEntry | None = declared(Optional(Record(ToolUseEntry)), None)
+    continues: bytes | None = declared(Optional(_ID), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class EngineKind(IntEnum):
     BEAT = 4  # c: every ENGINE_BEAT_MS, from a thread of its own
     CALL = 5  # n: {id, name, arguments}
     RESULT = 6  # c: {id, value} or {id, code, message}
+    PARK = 7  # n: {}: the run is over, its sequences may be continued in another
 
 
 _KINDS = {

@@ -162,7 +162,8 @@ class GenerationRequest:
     ``max_tokens`` None means: to the end of the context. ``sequence`` is the choice index. ``history`` holds tokens of
     the answer that were given out before a loss; the generation goes on after them. ``top_logprobs`` asks for the log
     probability of every token and of so many likeliest ones beside it, None for none. ``grammar`` binds the whole
-    answer; with ``tools`` the driver makes one of its own, in the model's own way of writing calls.
+    answer; with ``tools`` the driver makes one of its own, in the model's own way of writing calls. ``continues`` is
+    the request id under which it ran until a loss, empty for one that begins: stages may still hold its rows.
     """
 
     request_id: bytes
@@ -176,6 +177,7 @@ class GenerationRequest:
     top_logprobs: int | None = None
     grammar: str = ""
     tools: ToolUse | None = None
+    continues: bytes = b""
 
     def __post_init__(self) -> None:
         check_top_logprobs(self.top_logprobs)

@@ -34,7 +34,7 @@ from p2pmesh.wire.schema import as_line
 
 VERSION = 2
 
-# version, kind, dtype, flags | request id | run id | sequence, position, token count, hidden size | reserved
+# version, kind, dtype, flags | request id | run id | sequence, position, token count, hidden size | stages, reserved
 _HEADER = struct.Struct("<BBBB16s16sIIIIQ")
 HEADER_BYTES = _HEADER.size
 _TOKEN = struct.Struct("<i")
@@ -52,10 +52,11 @@ class FrameKind(IntEnum):
     PREFILL = 4  # one chunk of prompt rows
     DECODE = 5  # rows that are sampled at the last stage, one each, or replayed
     TOKEN = 6  # sampled tokens; position is that of the first of them
-    CREDIT = 7  # the last stage has consumed the prefill chunk or the replayed rows that end before position
+    CREDIT = 7  # the prefill chunk or the replayed rows that end before position are consumed where they end
     ERROR = 8  # the sequence failed at a stage; dtype and flags 0, body = code, NUL, text
     CANCEL = 9  # drop the sequence, whatever is queued of it too
     END = 10  # the sequence is complete; its lane is free
+    HELD = 11  # answers a BEGIN that continues a sequence: the stage still holds the rows before position
 
 
 class FrameFlag(IntFlag):
@@ -65,6 +66,7 @@ class FrameFlag(IntFlag):
     SAMPLE = 1  # PREFILL: the last row is to be sampled (the last chunk of a prompt)
     WIDENED = 2  # the sender was to send another dtype and sent f32: a value does not fit
     REPLAY = 4  # DECODE: what follows the rows is known; a CREDIT answers them, and nothing is sampled
+    FIXED = 8  # HELD: the stage can go on exactly there, or from position 0
 
 
 _ROWS = (FrameKind.PREFILL, FrameKind.DECODE)
@@ -72,6 +74,7 @@ _WITH_TOKENS = (*_ROWS, FrameKind.TOKEN)
 _FLAGS_ALLOWED = {
     FrameKind.PREFILL: int(FrameFlag.SAMPLE | FrameFlag.WIDENED),
     FrameKind.DECODE: int(FrameFlag.WIDENED | FrameFlag.REPLAY),
+    FrameKind.HELD: int(FrameFlag.FIXED),
 }
 _BODY_CAPS = {
     FrameKind.BEGIN: MAX_BEGIN_BODY_BYTES,
@@ -81,12 +84,16 @@ _BODY_CAPS = {
 # Calling an enum class costs several times a table; these three stand in the path of every decoded token.
 _KINDS = {int(kind): kind for kind in FrameKind}
 _DTYPES = {int(dtype): dtype for dtype in WireDtype}
-_FLAGS = {flags: FrameFlag(flags) for flags in range(8)}
+_FLAGS = {flags: FrameFlag(flags) for flags in range(16)}
 
 
 @dataclass(frozen=True, slots=True)
 class StageFrame:
-    """One frame. ``position`` is the sequence position of the first row (or token)."""
+    """One frame. ``position`` is the sequence position of the first row (or token).
+
+    ``stages``: how many stages take the rows, the one that reads the frame among them, and 0 for all that there are;
+    of a HELD, the index of its stage.
+    """
 
     kind: FrameKind
     request_id: bytes
@@ -98,6 +105,7 @@ class StageFrame:
     dtype: WireDtype = WireDtype.NONE
     flags: FrameFlag = FrameFlag.NONE
     body: bytes | memoryview = b""
+    stages: int = 0
 
 
 def encode_frame(frame: StageFrame) -> bytes:
@@ -124,7 +132,7 @@ def _encoded(frame: StageFrame) -> bytes:
         frame.position,
         len(frame.tokens),
         frame.hidden_size,
-        0,
+        frame.stages,
     )
     return b"".join((length.to_bytes(LENGTH_BYTES, "little"), header, token_bytes, frame.body))
 
@@ -148,13 +156,15 @@ def decode_frame(data: bytes | memoryview) -> StageFrame:
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise _broken(ErrorCode.FRAME_LENGTH_INVALID, f"{len(view)} bytes are no header")
-    version, kind, dtype, flags, request_id, run_id, sequence, position, count, hidden_size, reserved = (
+    version, kind, dtype, flags, request_id, run_id, sequence, position, count, hidden_size, stages = (
         _HEADER.unpack_from(view)
     )
     if version != VERSION:
         raise _broken(ErrorCode.FRAME_VERSION_UNSUPPORTED, f"frame version {version}, not {VERSION}")
     frame_kind = _checked_kind(kind)
-    frame_flags = _checked_flags(frame_kind, flags, reserved)
+    frame_flags = _checked_flags(frame_kind, flags)
+    if stages:
+        _check_stages(frame_kind, frame_flags, stages)
     frame_dtype = _checked_dtype(frame_kind, dtype, frame_flags)
     _check_count(frame_kind, count)
     _check_place(frame_kind, sequence, position, count)
@@ -169,7 +179,7 @@ def decode_frame(data: bytes | memoryview) -> StageFrame:
             raise _broken(ErrorCode.FRAME_VALUE_INVALID, "a negative token id")
     return StageFrame(
         frame_kind, request_id, run_id, sequence, position, tokens, hidden_size, frame_dtype, frame_flags,
-        view[tokens_end:],
+        view[tokens_end:], stages,
     )  # fmt: skip
 
 
@@ -194,11 +204,21 @@ def _checked_kind(kind: int) -> FrameKind:
     return frame_kind
 
 
-def _checked_flags(kind: FrameKind, flags: int, reserved: int) -> FrameFlag:
+def _checked_flags(kind: FrameKind, flags: int) -> FrameFlag:
     allowed = _FLAGS_ALLOWED.get(kind, 0)
-    if flags & ~allowed or reserved:
-        raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"flags {flags:#x} (reserved {reserved:#x}) on {kind.name}")
+    if flags & ~allowed:
+        raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"flags {flags:#x} on {kind.name}")
     return _FLAGS[flags]
+
+
+def _check_stages(kind: FrameKind, flags: FrameFlag, stages: int) -> None:
+    """What is sampled goes to the last stage; the seven bytes behind the number are reserved."""
+    ends_early = kind is FrameKind.PREFILL and not flags & FrameFlag.SAMPLE
+    ends_early = ends_early or (kind is FrameKind.DECODE and bool(flags & FrameFlag.REPLAY))
+    if stages > 0xFF or not (ends_early or kind is FrameKind.HELD):
+        raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"stages or reserved {stages:#x} on {kind.name}")
+    if stages >= MAX_STAGES:
+        raise _broken(ErrorCode.FRAME_VALUE_INVALID, f"stages {stages}; allowed 0 to {MAX_STAGES - 1}")
 
 
 def _checked_dtype(kind: FrameKind, dtype: int, flags: FrameFlag) -> WireDtype:

@@ -22,6 +22,8 @@ from p2pmesh.core.generation import (
     Finish,
     GenerationMachine,
     GenerationPolicy,
+    HeldArrived,
+    RunEnded,
     SendBegin,
     SendCancel,
     SendDecode,
@@ -31,6 +33,7 @@ from p2pmesh.core.generation import (
     SequenceFailed,
     TokensArrived,
 )
+from p2pmesh.core.holding import Held
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.wire.generation import FinishReason
 
@@ -440,11 +443,145 @@ def test_the_machine_answers_what_a_simple_loop_answers(case: Case) -> None:
     assert tuple(pipeline.kept) == (*case.prompt, *tokens[:-1])
 
 
+# --- stages that hold rows already ------------------------------------------------
+class FakeStages:
+    """Several stages, each with rows of its own; credits of those between come on another way than the last one's."""
+
+    def __init__(self, case: Case, held: list[Held]) -> None:
+        self.case = case
+        self.held = held
+        self.kept = [one.rows for one in held]
+        self.computed = [0] * len(held)
+        self.chain: deque[Event] = deque()
+        self.direct: deque[Event] = deque()
+        self.charges: dict[int, int] = {}
+
+    def take(self, effect: Effect) -> None:
+        match effect:
+            case SendBegin():
+                self.chain.extend(HeldArrived(index, held) for index, held in enumerate(self.held))
+            case SendPrefill(position, tokens, is_last, stages):
+                assert position % POLICY.chunk_tokens == 0
+                self._compute(position, len(tokens), stages)
+                self._credit(position + len(tokens), stages, POLICY.chunk_tokens)
+                if is_last:
+                    self._sample(position + len(tokens))
+            case SendReplay(position, tokens, stages):
+                self._compute(position, len(tokens), stages)
+                self._credit(position + len(tokens), stages, POLICY.replay_rows)
+            case SendDecode(position):
+                self._compute(position, 1, 0)
+                self._sample(position + 1)
+            case _:
+                pass
+
+    def _compute(self, position: int, count: int, stages: int) -> None:
+        for index in range(stages or len(self.kept)):
+            assert position <= self.kept[index]
+            assert not self.held[index].is_fixed or position in (0, self.kept[index])
+            self.kept[index] = position + count
+            self.computed[index] += count
+
+    def _credit(self, end: int, stages: int, rows: int) -> None:
+        self.charges[end] = rows
+        assert sum(self.charges.values()) <= POLICY.credits * POLICY.chunk_tokens
+        (self.chain if stages else self.direct).append(CreditArrived(end))
+
+    def _sample(self, position: int) -> None:
+        number = position - len(self.case.prompt)
+        self.direct.append(token(position, self.case.sampled[number]))
+
+    def answer(self, *, direct_first: bool) -> Event:
+        ways = (self.direct, self.chain) if direct_first else (self.chain, self.direct)
+        event = next(way for way in ways if way).popleft()
+        if isinstance(event, CreditArrived):  # it stands for those before it, too
+            self.charges = {end: rows for end, rows in self.charges.items() if end > event.position}
+        return event
+
+
+def go_on(case: Case, history: tuple[int, ...], held: list[Held], order: list[bool]) -> tuple[list[Effect], FakeStages]:
+    assembler = TextAssembler(PIECES, case.stops)
+    machine = GenerationMachine(
+        case.prompt, case.max_tokens, frozenset({END_TOKEN}), assembler, POLICY, history, held_by=len(held)
+    )
+    stages = FakeStages(case, held)
+    effects: list[Effect] = []
+    pending = deque(machine.handle(Begin(), NOW))
+    while pending or stages.chain or stages.direct:
+        if not pending:
+            direct_first = order.pop() if order else False
+            pending.extend(machine.handle(stages.answer(direct_first=direct_first), NOW))
+            continue
+        effects.append(pending.popleft())
+        stages.take(effects[-1])
+    return effects, stages
+
+
+HELD = st.lists(st.builds(Held, st.integers(0, 64), st.booleans()), min_size=1, max_size=4)
+
+
+@given(CASES, st.integers(0, 64), HELD, st.lists(st.booleans(), max_size=40))
+def test_whatever_stages_hold_the_answer_goes_on_as_it_would_have(
+    case: Case, lost_after: int, held: list[Held], order: list[bool]
+) -> None:
+    effects, _ = run_pipeline(case)
+    emitted = [effect for effect in effects if isinstance(effect, Emit)]
+    history = tuple(token_id for emit in emitted[:lost_after] for token_id in emit.tokens)
+    rows = len(case.prompt) + len(history)
+    held = [replace(one, rows=min(one.rows, rows)) for one in held]
+    again, stages = go_on(case, history, held, order)
+    assert [effect for effect in again if isinstance(effect, Emit)] == emitted[lost_after:]
+    assert again[-1] == effects[-1]
+    tokens, _, _ = simple_generation(case)
+    if emitted[lost_after:]:
+        assert stages.kept == [len(case.prompt) + len(tokens) - 1] * len(held)
+
+
+def test_a_lost_first_stage_computes_alone_what_the_others_hold() -> None:
+    case = Case((0,) * 10, (1,) * 64, 9, ())
+    effects, stages = go_on(case, (1,) * 6, [Held(0), Held(15), Held(16)], [])
+    assert stages.computed == [18, 3, 3]
+    sent = [effect for effect in effects if isinstance(effect, SendPrefill | SendReplay)]
+    assert {effect.stages for effect in sent} == {1}
+
+
+def test_what_a_stage_between_credits_may_be_overtaken_by_the_last_one() -> None:
+    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (1,) * 6, held_by=2)
+    feed(machine, Begin(), HeldArrived(0, Held(4)), HeldArrived(1, Held(8)))
+    assert feed(machine, CreditArrived(11)) == [SendReplay(11, (1, 1)), SendDecode(13, 1)]
+    assert feed(machine, CreditArrived(8)) == []
+    assert isinstance(feed(machine, CreditArrived(8))[-1], Fail)
+
+
+@pytest.mark.parametrize("told", [[0, 0], [1, 1], [2], [-1], [0, 1, 1]])
+def test_stages_that_tell_what_they_hold_twice_or_are_none_fail_the_sequence(told: list[int]) -> None:
+    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), held_by=2)
+    effects = feed(machine, Begin(), *(HeldArrived(index, Held(0)) for index in told))
+    assert isinstance(effects[-1], Fail)
+    assert effects[-1].code is ErrorCode.FRAME_POSITION_INVALID
+
+
+def test_a_stage_that_never_tells_is_not_waited_for_beyond_a_deadline() -> None:
+    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), held_by=2)
+    feed(machine, Begin(), HeldArrived(0, Held(0)))
+    deadline = machine.deadline()
+    assert deadline is not None
+    cancel, fail = feed(machine, DeadlinePassed(), at=deadline)
+    assert (cancel, isinstance(fail, Fail)) == (SendCancel(), True)
+
+
+def test_a_run_that_ends_leaves_the_rows_to_its_stages() -> None:
+    machine = machine_for(3)
+    feed(machine, Begin())
+    assert feed(machine, RunEnded(ErrorCode.PEER_LOST, "gone")) == [Fail(ErrorCode.PEER_LOST, "gone")]
+
+
 # --- any order of events ------------------------------------------------------
 EVENTS = st.one_of(
     st.builds(Begin),
     st.builds(CreditArrived, st.integers(-1, 40)),
     st.builds(TokensArrived, st.integers(0, 45), st.lists(st.integers(-1, 9), max_size=2).map(tuple)),
+    st.builds(HeldArrived, st.integers(-1, 3), st.builds(Held, st.integers(0, 60), st.booleans())),
     st.builds(SequenceFailed, st.just(ErrorCode.PEER_LOST), st.just("gone")),
     st.builds(CancelRequested),
     st.builds(DeadlinePassed),

@@ -42,6 +42,17 @@ def test_after_it_the_next_driver_gets_ids_limit_and_history_and_all_else_as_it_
     assert (asked.model, asked.sampling, asked.stop, asked.sequence) == ("m", REQUEST.sampling, ("END",), 3)
 
 
+def test_the_next_driver_is_told_under_which_id_the_last_one_began() -> None:
+    journal = Journal(REQUEST)
+    assert journal.next_request(b"1" * 16).continues == b""
+    assert journal.next_request(b"2" * 16).continues == b""  # the first had not begun
+    journal.take(STARTED)
+    assert journal.next_request(b"3" * 16).continues == b"2" * 16
+    assert journal.next_request(b"4" * 16).continues == b"2" * 16
+    journal.take(STARTED)
+    assert journal.next_request(b"5" * 16).continues == b"4" * 16
+
+
 def test_the_client_hears_of_one_start_and_every_delta() -> None:
     journal = Journal(REQUEST)
     assert journal.take(STARTED) is STARTED

@@ -70,7 +70,11 @@ class FakeEngine:
             HIDDEN_SIZE, 8, fingerprint, 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}), (),
             DECODE_US,
         )  # fmt: skip
+        self.rows_computed = 0
+        self.forgets = False
+        """Keeps nothing of a run that is over."""
         self._sequences: dict[Key, _Sequence] = {}
+        self._parked: dict[Key, _Sequence] = {}
         self._waiting: list[StageFrame] | None = None
         self._death: EngineError | None = None
         self._out, self._in = trio.open_memory_channel[StageFrame](10_000)
@@ -109,6 +113,16 @@ class FakeEngine:
         else:
             self._take(frame)
 
+    async def park(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._death is not None:
+            raise self._death
+        if self._waiting is not None:
+            self._waiting = []
+        if not self.forgets:
+            self._parked |= self._sequences
+        self._sequences = {}
+
     async def follow(self, take: TakeFrame) -> None:
         """Frames one after another until the engine is gone."""
         while True:
@@ -138,12 +152,18 @@ class FakeEngine:
     def _take(self, frame: StageFrame) -> None:
         key = (frame.request_id, frame.sequence)
         if frame.kind is FrameKind.BEGIN:
-            begin = decode_begin(frame.body)
-            self._sequences[key] = _Sequence(begin.parameters, begin.top_logprobs)
+            self._begin(key, frame)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
             self._sequences.pop(key, None)
         elif frame.kind in _ROWS and key in self._sequences:
             self._run(self._sequences[key], frame)
+
+    def _begin(self, key: Key, frame: StageFrame) -> None:
+        begin = decode_begin(frame.body)
+        kept = self._parked.pop((begin.continues, frame.sequence), None)
+        self._sequences[key] = _Sequence(begin.parameters, begin.top_logprobs, kept.history if kept else [])
+        if begin.continues:
+            self._say(frame, FrameKind.HELD, len(self._sequences[key].history))
 
     def _run(self, sequence: _Sequence, frame: StageFrame) -> None:
         if frame.position > len(sequence.history):
@@ -155,7 +175,8 @@ class FakeEngine:
             return
         del sequence.history[frame.position :]
         sequence.history += frame.tokens
-        if self._is_last:
+        self.rows_computed += len(frame.tokens)
+        if self._is_last or frame.stages == 1:
             self._answer(sequence, frame)
         else:
             self._out.send_nowait(self._passed_on(frame))
@@ -170,7 +191,7 @@ class FakeEngine:
         rows[:, 1] = self.spec.layers.end
         return StageFrame(
             frame.kind, frame.request_id, frame.run_id, frame.sequence, frame.position, frame.tokens,
-            HIDDEN_SIZE, WireDtype.F32, frame.flags, rows.tobytes(),
+            HIDDEN_SIZE, WireDtype.F32, frame.flags, rows.tobytes(), max(0, frame.stages - 1),
         )  # fmt: skip
 
     def _answer(self, sequence: _Sequence, frame: StageFrame) -> None:

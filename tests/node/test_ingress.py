@@ -77,6 +77,47 @@ async def test_a_stream_survives_the_engine_of_any_stage(
             await nodes[0].wait_routable()
 
 
+@pytest.mark.parametrize("index", [0, 1, 2])
+async def test_stages_after_the_lost_one_keep_what_they_hold(autojump_clock: MockClock, index: int) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        before = [0, 0, 0]
+
+        def strike() -> None:
+            before[:] = [node.engine.rows_computed for node in nodes]
+            nodes[index].engine.kill()
+
+        request = mesh.request("x" * 300, max_tokens=120)
+        events = await events_of(nodes[0], request, {60: strike})
+        assert tokens_of(events) == expected(request)
+        before[index] = 0
+        computed = [node.engine.rows_computed - rows for node, rows in zip(nodes, before, strict=True)]
+        assert all(rows > 400 for rows in computed[: index + 1])
+        assert all(rows < 80 for rows in computed[index + 1 :])
+
+
+async def test_a_stage_that_kept_nothing_has_all_computed_again(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+
+        def strike() -> None:
+            nodes[2].engine.forgets = True
+            nodes[0].engine.kill()
+
+        request = mesh.request("x" * 300, max_tokens=120)
+        assert tokens_of(await events_of(nodes[0], request, {60: strike})) == expected(request)
+        assert nodes[2].engine.rows_computed > 700
+
+
+async def test_one_loss_upon_another_is_gone_on_from_what_the_last_run_held(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 3)
+        request = mesh.request("x" * 300, max_tokens=120)
+        strikes: dict[int, Strike] = {at: lambda: nodes[0].engine.kill() for at in (20, 40, 60, 80)}
+        assert tokens_of(await events_of(nodes[0], request, strikes)) == expected(request)
+        assert nodes[2].engine.rows_computed < 550
+
+
 @pytest.mark.parametrize("index", [1, 2])
 async def test_a_stream_survives_the_peer_of_a_stage(autojump_clock: MockClock, index: int) -> None:
     async with open_mesh() as mesh:

@@ -22,6 +22,12 @@ def test_round_trip(temperature, top_k, penalty, seed, prompt_tokens):
     assert decode_begin(encode_begin(Begin(parameters, prompt_tokens))) == Begin(parameters, prompt_tokens)
 
 
+def test_what_it_goes_on_with_is_left_out_of_one_that_begins():
+    assert "continues" not in GOOD
+    begin = Begin(SamplingParameters(), 3, continues=b"i" * 16)
+    assert decode_begin(encode_begin(begin)) == begin
+
+
 @given(st.none() | st.integers(0, 20), st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=1024))
 def test_round_trip_of_what_is_told_and_added(top_logprobs, biases):
     parameters = SamplingParameters(logit_bias=tuple(sorted(biases.items())))
@@ -62,6 +68,8 @@ def test_unknown_fields_are_left_out():
         ({"grammar_triggers": "x"}, ErrorCode.MESSAGE_MALFORMED),
         ({"grammar_at_start": True}, ErrorCode.REQUEST_INVALID),
         ({"grammar": "x", "grammar_triggers": ["x" * 65]}, ErrorCode.REQUEST_INVALID),
+        ({"continues": bytes(15)}, ErrorCode.MESSAGE_MALFORMED),
+        ({"continues": None}, ErrorCode.MESSAGE_MALFORMED),
     ],
 )
 def test_a_wrong_field_is_refused(change, code):

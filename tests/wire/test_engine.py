@@ -50,7 +50,7 @@ def test_a_length_out_of_bounds_is_refused(length: int) -> None:
     ("message", "code"),
     [
         (b"", ErrorCode.MESSAGE_MALFORMED),
-        (b"\x07", ErrorCode.MESSAGE_KIND_UNKNOWN),
+        (b"\x08", ErrorCode.MESSAGE_KIND_UNKNOWN),
         (b"\xff", ErrorCode.MESSAGE_KIND_UNKNOWN),
     ],
 )

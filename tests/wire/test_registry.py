@@ -232,8 +232,8 @@ def test_the_stage_document_has_every_kind_at_its_number_and_every_field_of_begi
     assert rows == {str(int(kind)): kind.name for kind in stage.FrameKind}
     sample = next(case for case in vectors.load("stage_frames")["valid"] if "begin" in case)
     grammar = ["grammar", "grammar_triggers", "grammar_at_start"]
-    names = [*sample["begin"]["parameters"], "prompt_tokens", "top_logprobs", "max_tokens", *grammar]
-    ours = ["parameters", "prompt_tokens", "top_logprobs", "max_tokens", "grammar"]
+    names = [*sample["begin"]["parameters"], "prompt_tokens", "top_logprobs", "max_tokens", *grammar, "continues"]
+    ours = ["parameters", "prompt_tokens", "top_logprobs", "max_tokens", "grammar", "continues"]
     assert begin.Begin.__dataclass_fields__.keys() == {*ours}
     assert [name for name in names if f"`{name}`" not in STAGE_TEXT] == []
 
@@ -247,15 +247,16 @@ def test_the_header_table_is_that_of_the_code() -> None:
     assert offset == stage.LENGTH_BYTES + stage.HEADER_BYTES
     assert f"{stage.HEADER_BYTES} to {stage.MAX_FRAME_BYTES}" in STAGE_TEXT
     frame = stage.StageFrame(
-        stage.FrameKind.PREFILL, b"q" * 16, b"u" * 16, 3, 5, (7, 8), 1, stage.WireDtype.F16,
-        stage.FrameFlag.SAMPLE, b"body",
+        stage.FrameKind.DECODE, b"q" * 16, b"u" * 16, 3, 5, (7, 8), 1, stage.WireDtype.F16,
+        stage.FrameFlag.REPLAY, b"body", 9,
     )  # fmt: skip
     data = stage.encode_frame(frame)
     where = {name: data[int(start) : int(start) + int(size)] for start, size, name in table}
     read = {name: part if len(part) == 16 else int.from_bytes(part, "little") for name, part in where.items()}
     assert read == {
-        "length": len(data) - 4, "version": 2, "kind": 4, "dtype": 2, "flags": 1, "request id": b"q" * 16,
-        "run id": b"u" * 16, "sequence": 3, "position": 5, "count": 2, "hidden size": 1, "reserved": 0,
+        "length": len(data) - 4, "version": 2, "kind": 5, "dtype": 2, "flags": 4, "request id": b"q" * 16,
+        "run id": b"u" * 16, "sequence": 3, "position": 5, "count": 2, "hidden size": 1, "stages": 9,
+        "reserved": 0,
     }  # fmt: skip
 
 

@@ -37,7 +37,8 @@ _FREE = (FrameKind.BEGIN, FrameKind.TOKEN, FrameKind.ERROR)
 """Kinds whose body has a cap and no length that follows from the header."""
 FLAGS = {
     FrameKind.PREFILL: [FrameFlag.NONE, FrameFlag.SAMPLE],
-    FrameKind.DECODE: [FrameFlag.NONE],
+    FrameKind.DECODE: [FrameFlag.NONE, FrameFlag.REPLAY],
+    FrameKind.HELD: [FrameFlag.NONE, FrameFlag.FIXED],
 }
 # float32 values where f16 rounds to its largest, or beyond it
 EDGE = st.sampled_from([65503.0, 65504.0, 65505.0, 65519.0, 65519.996, 65520.0, 65521.0, 65536.0, 3.4e38, 6e-8, 1e-30])
@@ -58,10 +59,12 @@ def frames(draw: st.DrawFn) -> StageFrame:
     flags = draw(st.sampled_from(FLAGS.get(kind, [FrameFlag.NONE])))
     if dtype is WireDtype.F32 and draw(st.booleans()):
         flags |= FrameFlag.WIDENED
+    ends_early = (kind is FrameKind.PREFILL and not flags & FrameFlag.SAMPLE) or bool(flags & FrameFlag.REPLAY)
+    stages = draw(st.integers(0, MAX_STAGES - 1)) if ends_early or kind is FrameKind.HELD else 0
     highest = MAX_STAGES - 1 if kind is FrameKind.OPEN else MAX_POSITION - len(tokens)
     return StageFrame(
         kind, draw(IDS), draw(IDS), draw(st.integers(0, MAX_SEQUENCE)), draw(st.integers(0, highest)), tokens,
-        hidden, dtype, flags, draw(st.binary(min_size=size, max_size=size)),
+        hidden, dtype, flags, draw(st.binary(min_size=size, max_size=size)), stages,
     )  # fmt: skip
 
 

@@ -69,6 +69,7 @@ def frame_to_json(frame: stage.StageFrame) -> dict[str, Any]:
         "dtype": frame.dtype.name,
         "flags": int(frame.flags),
         "body": bytes(frame.body).hex(),
+        "stages": frame.stages,
     }
 
 
@@ -85,6 +86,7 @@ def frame_from_json(value: dict[str, Any]) -> stage.StageFrame:
         stage.WireDtype[value["dtype"]],
         stage.FrameFlag(value["flags"]),
         bytes.fromhex(value["body"]),
+        value["stages"],
     )
 
 

@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ _NUMERICS = "p2pmesh-numerics-1"
 _CACHE_SIZE = re.compile(r"llama_(?:kv_cache|memory_recurrent)\w*: +size = +([0-9.]+) MiB")
 """The total of one cache, of cells or of states; each of its buffers has a line of its own besides."""
 _EXIT_FAILED = 3
+PARKED_SECONDS = 60.0
+"""Rows of a run that is over are kept so long, for the run after it and its clients to find each other."""
 
 
 def main() -> None:
@@ -152,6 +155,10 @@ class LoadedEngine:
         """Takes one message in; the messages that answer it at once."""
         if kind is EngineKind.CALL:
             return [self._answer(decode_fields(payload))]
+        if kind is EngineKind.PARK:
+            self.batcher.clear()
+            self.stepper.park(time.monotonic() + PARKED_SECONDS)
+            return []
         if kind is not EngineKind.FRAME:
             raise EngineError(ErrorCode.MESSAGE_UNEXPECTED, f"the node sent {kind.name}")
         return [_encode_frame(frame) for frame in self._accept_frame(decode_frame(payload))]
@@ -161,10 +168,12 @@ class LoadedEngine:
         if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
             self.batcher.add(frame)
         elif frame.kind is FrameKind.BEGIN:
+            self.stepper.drop_parked(time.monotonic())
             return self.stepper.begin(frame)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
             self.batcher.drop(key)
             self.stepper.release(key)
+            self.stepper.drop_parked(time.monotonic())
         else:
             return [error_frame(frame, ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} is not for an engine")]
         return []

@@ -1,4 +1,4 @@
-"""The sequences of an engine: their lanes, parameters, token history.
+"""The sequences of an engine: their lanes, parameters, token history, and what is left of a run that is over.
 
 The history holds a token for every position whose cells the lane holds; each stage receives the ids with the rows.
 """
@@ -24,15 +24,46 @@ class Lane:
 
 
 class LaneTable:
-    """Sequence -> lane, at most ``lanes`` of them; remembers which sequences have ended."""
+    """Sequence -> lane, at most ``lanes`` of them; remembers which sequences have ended.
+
+    A *parked* lane is that of a sequence whose run is over: nothing but ``adopt`` finds it, and it gives way to others.
+    """
 
     def __init__(self, lanes: int) -> None:
         self._free = list(range(lanes - 1, -1, -1))
         self._lanes: dict[SequenceKey, Lane] = {}
+        self._parked: dict[SequenceKey, Lane] = {}
         self._ended: OrderedDict[SequenceKey, None] = OrderedDict()
 
     def __len__(self) -> int:
+        """Sequences that are served."""
         return len(self._lanes)
+
+    def park(self) -> None:
+        """The run is over: every sequence of it waits for one that continues it."""
+        for key in self._lanes:
+            self.remember_end(key)
+        self._parked |= self._lanes
+        self._lanes = {}
+
+    def oldest_parked(self) -> SequenceKey | None:
+        """The parked sequence that is the first to go."""
+        return next(iter(self._parked), None)
+
+    def unpark(self, key: SequenceKey) -> Lane:
+        """Frees a parked lane; the caller frees its cells."""
+        lane = self._parked.pop(key)
+        self._free.append(lane.index)
+        return lane
+
+    def adopt(self, parked: SequenceKey, key: SequenceKey, begin: Begin) -> Lane | None:
+        """The lane of a parked sequence, as another's from now on; None where it is not kept."""
+        lane = self._parked.pop(parked, None)
+        if lane is not None:
+            lane.begin = begin
+            self._ended.pop(key, None)
+            self._lanes[key] = lane
+        return lane
 
     def find(self, key: SequenceKey) -> Lane | None:
         """The lane of a sequence."""

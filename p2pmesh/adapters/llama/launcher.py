@@ -225,6 +225,10 @@ class _ChildEngine:
         """See ``ports.engine.Engine``."""
         await self._send(frame_message(EngineKind.FRAME, encode_frame(frame)[FRAME_LENGTH_BYTES:]))
 
+    async def park(self) -> None:
+        """See ``ports.engine.Engine``."""
+        await self._send(encode_message(EngineKind.PARK, {}))
+
     async def receive(self) -> StageFrame:
         """See ``ports.engine.Engine``."""
         try:

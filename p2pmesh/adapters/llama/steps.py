@@ -10,7 +10,7 @@ done about it (``SingleRow``) is measured at load. Padding with a scratch row is
 40 % of a step of a small model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -25,7 +25,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
 from p2pmesh.core.sampling import rank_logprobs, sample, sample_allowed
 from p2pmesh.model.cost import SPARE_CELLS
-from p2pmesh.wire.begin import decode_begin
+from p2pmesh.wire.begin import Begin, decode_begin
 from p2pmesh.wire.stage import (
     FrameFlag,
     FrameKind,
@@ -107,6 +107,7 @@ class Stepper:
         self._shape = shape
         self._widths = widths
         self._lanes = LaneTable(shape.lanes)
+        self._parked_until = 0.0
         self._cells = CellLog(stage, shape.lanes, shape.context_tokens * shape.lanes + SPARE_CELLS)
 
     @property
@@ -115,17 +116,50 @@ class Stepper:
         return len(self._lanes)
 
     def begin(self, frame: StageFrame) -> list[StageFrame]:
-        """Takes a lane, or renews the parameters of a sequence that has one. An ERROR if it cannot."""
+        """Takes a lane, the one it continues if that is parked, or renews the parameters of a sequence that has one.
+
+        HELD answers what continues another, ERROR what finds no lane.
+        """
         try:
             begin = decode_begin(frame.body)
             constraint = self._grammars.constrain(begin) if self._grammars is not None else None
         except RemoteProtocolError as error:
             return self._fail(frame, error.code, error.message)
-        lane = self._lanes.find(key_of(frame)) or self._lanes.take(key_of(frame), begin)
+        lane = self._lanes.find(key_of(frame)) or self._continued(frame, begin) or self._take_lane(key_of(frame), begin)
         if lane is None:
             return self._fail(frame, ErrorCode.OVERLOADED, f"all {self._shape.lanes} lanes are taken; retry later")
         lane.begin, lane.constraint = begin, constraint
-        return []
+        return [self._held(frame, len(lane.history))] if begin.continues else []
+
+    def _continued(self, frame: StageFrame, begin: Begin) -> Lane | None:
+        return self._lanes.adopt((begin.continues, frame.sequence), key_of(frame), begin) if begin.continues else None
+
+    def _take_lane(self, key: SequenceKey, begin: Begin) -> Lane | None:
+        lane = self._lanes.take(key, begin)
+        oldest = self._lanes.oldest_parked()
+        if lane is None and oldest is not None:
+            self._unpark(oldest)
+            lane = self._lanes.take(key, begin)
+        return lane
+
+    def _held(self, cause: StageFrame, rows: int) -> StageFrame:
+        answer = self._answer(cause, FrameKind.HELD, rows)
+        return answer if self._shape.can_roll_back else replace(answer, flags=FrameFlag.FIXED)
+
+    def park(self, until: float) -> None:
+        """The run is over: rows of its sequences stay until ``until``, by the clock of ``drop_parked``."""
+        self._lanes.park()
+        self._parked_until = until
+
+    def drop_parked(self, now: float) -> None:
+        """Frees what was parked, once its time is up."""
+        if now < self._parked_until:
+            return
+        while (oldest := self._lanes.oldest_parked()) is not None:
+            self._unpark(oldest)
+
+    def _unpark(self, key: SequenceKey) -> None:
+        self._cells.truncate(self._lanes.unpark(key).index, 0)
 
     def release(self, key: SequenceKey) -> None:
         """Frees the lane and the cells of a sequence, if it has any."""
@@ -202,19 +236,24 @@ class Stepper:
         part = parts[0]
         count = len(part.frame.tokens)
         wants_sample = self._shape.is_last and FrameFlag.SAMPLE in part.frame.flags
+        ends_here = self._ends_here(part.frame)
         hidden: list[NDArray[np.float32]] = []
         for start in range(0, count, PREFILL_ROWS):
             end = min(start + PREFILL_ROWS, count)
             self._call([(part, start, end)], sampled_from=end - start - (wants_sample and end == count))
-            if not self._shape.is_last:
+            if not ends_here:
                 hidden.append(self._stage.hidden_rows()[: end - start])
-        if not self._shape.is_last:
+        if not ends_here:
             return [self._activation(part.frame, hidden)]
         out = [self._answer(part.frame, FrameKind.CREDIT, part.frame.position + count)]
         if wants_sample:
             last_row = (count - 1) % PREFILL_ROWS
             out += self._sampled(part, count - 1, count, last_row)
         return out
+
+    def _ends_here(self, frame: StageFrame) -> bool:
+        """Whether no other stage takes these rows."""
+        return self._shape.is_last or frame.stages == 1
 
     def _run_decode(self, parts: list[_Part]) -> list[StageFrame]:
         width = self._widths.exact_width
@@ -231,7 +270,7 @@ class Stepper:
         row = 0
         rows = None if self._shape.is_last else self._stage.hidden_rows()
         for part, start, end in spans:
-            if rows is not None:
+            if rows is not None and not self._ends_here(part.frame):
                 out.append(self._activation(part.frame, [rows[row : row + end - start]]))
             elif FrameFlag.REPLAY in part.frame.flags:
                 out.append(self._answer(part.frame, FrameKind.CREDIT, part.frame.position + end))
@@ -244,18 +283,19 @@ class Stepper:
         """One frame of more rows than fit a call."""
         frame = slices[0][0].frame
         is_replay = FrameFlag.REPLAY in frame.flags
+        ends_here = self._ends_here(frame)
         hidden: list[NDArray[np.float32]] = []
         sampled: list[_Sampled] = []
         for span in slices:
             part, start, end = span
             self._call([span], _sampled_from([span]))
-            if self._shape.is_last and not is_replay:
+            if ends_here and not is_replay:
                 sampled += [self._sample(part, index + 1, index - start) for index in range(start, end)]
-            elif not self._shape.is_last:
+            elif not ends_here:
                 hidden.append(self._stage.hidden_rows()[: end - start])
-        if self._shape.is_last and is_replay:
+        if ends_here and is_replay:
             return [self._answer(frame, FrameKind.CREDIT, frame.position + len(frame.tokens))]
-        if self._shape.is_last:
+        if ends_here:
             return [self._tokens(frame, 1, sampled)]
         return [self._activation(frame, hidden)]
 
@@ -367,7 +407,7 @@ class Stepper:
         body, dtype, flags = encode_activation(rows, self._shape.wire_dtype)
         return StageFrame(
             frame.kind, frame.request_id, frame.run_id, frame.sequence, frame.position, frame.tokens,
-            self._shape.hidden_size, dtype, (frame.flags & _PASSED_ON) | flags, body,
+            self._shape.hidden_size, dtype, (frame.flags & _PASSED_ON) | flags, body, max(0, frame.stages - 1),
         )  # fmt: skip
 
     @staticmethod
