@@ -19,6 +19,7 @@ from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_packages import DEMO_MODEL, PackagedModel, installed_models
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.partial_files import MAX_PARTIAL_FILES
+from p2pmesh.adapters.stage_cache import StageCache
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
@@ -474,15 +475,15 @@ async def test_a_stage_that_appears_while_it_is_looked_for_is_not_put_aside(
     first = await store.cut(await resolved(home, store), MIDDLE)
     data = content(first)
     os.unlink(first.path)
-    check = DiskModelStore._checked_artifact
+    check = StageCache._checked_artifact
 
-    def check_too_early(self: DiskModelStore, digest: Digest, path: Path) -> StageArtifact | None:
+    def check_too_early(self: StageCache, digest: Digest, path: Path) -> StageArtifact | None:
         found = check(self, digest, path)
         path.write_bytes(data)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(DiskModelStore, "_checked_artifact", check_too_early)
+        patch.setattr(StageCache, "_checked_artifact", check_too_early)
         assert await store.find_artifact(first.digest) is None
     assert await store.find_artifact(first.digest) == first
 

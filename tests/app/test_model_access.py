@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2pmesh.adapters.hub import TransferProgress
-from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.adapters.model_reader import ModelReader
 from p2pmesh.app.model_access import ModelAccess, open_access
 from p2pmesh.app.model_commands import ModelsOptions, list_models, show_model
 from p2pmesh.app.model_upkeep import prune
@@ -110,7 +110,7 @@ def test_references_are_checked_before_anything_runs(home: Path) -> None:
 def test_a_list_reads_headers_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "models").mkdir(parents=True)
     (home / "models" / "own.gguf").write_bytes(MODEL)
-    monkeypatch.setattr(DiskModelStore, "_digest_of", lambda *_: pytest.fail("a digest was made"))
+    monkeypatch.setattr(ModelReader, "digest_of", lambda *_: pytest.fail("a digest was made"))
     assert "own" in [model["name"] for model in list_models(ModelsOptions(home))]
 
 

@@ -33,9 +33,9 @@ async def test_a_model_is_read_and_held_when_it_is_wanted(tmp_path: Path) -> Non
     one, two = await shelf.survey()
     model = await shelf.load(one)
     assert (model.name, model.index.layer_count) == ("one", 2)
-    assert model.digest in shelf._store._holds
+    assert model.digest in shelf._store._stages.holds
     shelf.release(model)
-    assert model.digest not in shelf._store._holds
+    assert model.digest not in shelf._store._stages.holds
     (tmp_path / "models" / "deeper" / "two.gguf").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError):
         await shelf.load(two)
