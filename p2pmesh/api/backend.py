@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,12 @@ class Backend(Protocol):
         finished event has come. Raises ``P2PMeshError`` on entry or while iterating;
         the error may arrive inside an exception group.
         """
+
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+        """Token ids of a text or a conversation, as a request would have them; raises ``P2PMeshError``."""
+
+    async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:
+        """The text of token ids; raises ``P2PMeshError``."""
 
     def status(self) -> dict[str, Any]:
         """What ``GET /api/status`` answers: values that JSON can hold."""

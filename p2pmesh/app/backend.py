@@ -12,7 +12,7 @@ from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.invite_ledger import check_known
 from p2pmesh.node.node import Node
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
 
 RETRY_AFTER_S = 2
 
@@ -51,6 +51,16 @@ class NodeBackend:
         if self._node is None:
             raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")
         return self._node.generate(request)
+
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+        """By whoever drives the model."""
+        answer = await self._running().tokenize(model, self.new_request_id(), prompt, add_special=add_special)
+        return answer.tokens
+
+    async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:
+        """By whoever drives the model."""
+        prompt = Prompt(tokens=tokens)
+        return (await self._running().tokenize(model, self.new_request_id(), prompt, add_special=False)).text
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""

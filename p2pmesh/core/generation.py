@@ -65,11 +65,12 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class TokensArrived:
-    """The last stage sampled ``tokens`` for positions from ``position`` on, with a report of each if it was asked."""
+    """The last stage sampled ``tokens`` for positions from ``position`` on, and tells beside them what it was asked."""
 
     position: int
     tokens: tuple[int, ...]
     reports: tuple[TokenReport, ...] = ()
+    embedding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class Emit:
     tokens: tuple[int, ...]
     text: str
     reports: tuple[TokenReport, ...] = ()
+    embedding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,9 @@ class Fail:
 
 
 Effect = SendBegin | SendPrefill | SendReplay | SendDecode | SendEnd | SendCancel | Emit | Finish | Fail
+
+
+_NOTHING_TOLD = TokensArrived(0, ())
 
 
 class GenerationMachine:
@@ -355,21 +360,21 @@ class GenerationMachine:
         is_due = self._sent == len(self._inputs) and position == len(self._prompt) + self._generated
         if not is_due or len(tokens) != 1:
             return self._broken(f"{len(tokens)} tokens for position {position}, which was not asked for")
-        effects = self._take(tokens[0], event.reports)
+        effects = self._take(tokens[0], event)
         if self._is_over:
             return (SendEnd(), *effects)
         self._wait(now, self._policy.step_wait_us())
         return (SendDecode(position, tokens[0]), *effects)
 
-    def _take(self, token: int, reports: tuple[TokenReport, ...] = ()) -> tuple[Effect, ...]:
+    def _take(self, token: int, told: TokensArrived = _NOTHING_TOLD) -> tuple[Effect, ...]:
         """What a token gives rise to at the ingress; the machine is over if it was the last one."""
         self._generated += 1
         if token in self._end_tokens:
-            return self._finish(FinishReason.STOP, Emit((token,), "", reports))
+            return self._finish(FinishReason.STOP, Emit((token,), "", told.reports, told.embedding))
         step = self._assembler.add(token)
+        last = Emit((token,), step.text, told.reports, told.embedding)
         if step.is_stopped:
-            return self._finish(FinishReason.STOP, Emit((token,), step.text, reports), is_text_over=True)
-        last = Emit((token,), step.text, reports)
+            return self._finish(FinishReason.STOP, last, is_text_over=True)
         return self._finish(FinishReason.LENGTH, last) if self._generated >= self._budget else (last,)
 
     def _finish(self, reason: FinishReason, last: Emit, *, is_text_over: bool = False) -> tuple[Effect, ...]:

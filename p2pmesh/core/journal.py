@@ -63,7 +63,8 @@ class Journal:
             prompt=Prompt(tokens=self._started.prompt_tokens),
             max_tokens=self._started.max_tokens or self._request.max_tokens,
             history=tuple(self._tokens),
-            continues=self._ran_as,
+            # a prompt that is read is pooled from its first row on: what a stage holds of it is no use
+            continues=b"" if self._request.wants_embedding else self._ran_as,
         )
 
     def take(self, event: GenerationEvent) -> GenerationEvent | None:

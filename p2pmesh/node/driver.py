@@ -158,7 +158,7 @@ class Driver:
 
     @asynccontextmanager
     async def _admitted(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        prompt, is_reasoning = await self._tokenize(request.prompt)
+        prompt, is_reasoning = await self._tokenize(request.prompt, add_special=True)
         self._check_length(prompt, self._checked(request.history))
         await self._acquire_lane()
         try:
@@ -172,6 +172,16 @@ class Driver:
                 yield events
         finally:
             sequence.cancel()
+
+    async def tokenize(self, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+        """Ids of a text or a conversation as a request would have them."""
+        tokens, _ = await self._tokenize(prompt, add_special=add_special)
+        return tokens
+
+    def text_of(self, tokens: tuple[int, ...]) -> str:
+        """The text of ids, without control tokens; U+FFFD where bytes are no character."""
+        pieces = self._vocabulary.pieces
+        return b"".join(pieces[token] for token in self._checked(tokens)).decode("utf-8", "replace")
 
     async def _run_sequence(self, sequence: Sequence) -> None:
         """Apart from the request's own task, so that the lane is free only once every stage was told."""
@@ -227,7 +237,14 @@ class Driver:
             request.history,
             held_by=len(self.load.stages) if request.continues else 0,
         )
-        start = SequenceStart(request, self.load.run_id, prompt, self._vocabulary.pieces, _grammar_of(request))
+        start = SequenceStart(
+            request,
+            self.load.run_id,
+            prompt,
+            self._vocabulary.pieces,
+            _grammar_of(request),
+            self._engine.facts.hidden_size,
+        )
         sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail)
         if sequence.key in self._sequences:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
@@ -247,13 +264,13 @@ class Driver:
         if scope.cancelled_caught:
             raise Refused(ErrorCode.OVERLOADED, f"no lane came free in {QUEUE_TIMEOUT_S:.0f} s; try again later")
 
-    async def _tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], bool]:
+    async def _tokenize(self, prompt: Prompt, *, add_special: bool) -> tuple[tuple[int, ...], bool]:
         """Ids, and whether the prompt ends within a block of reasoning."""
         with trio.move_on_after(TOKENIZE_TIMEOUT_S):
             if prompt.tokens is not None:
                 return self._checked(prompt.tokens), False
             if prompt.text is not None:
-                return await self._engine.tokenize(prompt.text, add_special=True, parse_special=True), False
+                return await self._engine.tokenize(prompt.text, add_special=add_special, parse_special=True), False
             assert prompt.messages is not None
             text = await self._engine.render_chat(prompt.messages, prompt.reasoning_effort)
             tokens = await self._engine.tokenize(text, add_special=True, parse_special=True)

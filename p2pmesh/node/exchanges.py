@@ -171,8 +171,8 @@ def _event_of(message: object) -> GenerationEvent:
     match message:
         case Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format):
             return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format)
-        case Delta(tokens, text, logprobs):
-            return GenerationDelta(tokens, text, tuple(_logprob_of(entry) for entry in logprobs))
+        case Delta(tokens, text, logprobs, embedding):
+            return GenerationDelta(tokens, text, tuple(_logprob_of(entry) for entry in logprobs), embedding)
         case Finished(reason, text, completion_tokens):
             return GenerationFinished(_reason_of(reason), text, completion_tokens)
         case Refusal():
@@ -194,8 +194,8 @@ def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
     match event:
         case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format):
             return Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format)
-        case GenerationDelta(tokens, text, logprobs):
-            return Delta(tokens, text, tuple(_logprob_entry(one) for one in logprobs))
+        case GenerationDelta(tokens, text, logprobs, embedding):
+            return Delta(tokens, text, tuple(_logprob_entry(one) for one in logprobs), embedding)
         case GenerationFinished(reason, text, completion_tokens):
             return Finished(reason.value, text, completion_tokens)
 
@@ -231,6 +231,7 @@ def request_of(asked: Generate) -> GenerationRequest:
         asked.grammar,
         None if asked.tools is None else _tool_use_of(asked.tools),
         asked.continues or b"",
+        asked.wants_embedding,
     )  # fmt: skip
 
 
@@ -272,4 +273,5 @@ def _generate_of(request: GenerationRequest) -> Generate:
         request.grammar,
         None if tools is None else ToolUseEntry(tools.tools, tools.choice.value, tools.only, tools.may_repeat),
         request.continues or None,
+        request.wants_embedding,
     )  # fmt: skip

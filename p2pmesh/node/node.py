@@ -41,13 +41,14 @@ from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import ModelCoordinator, describe_node
 from p2pmesh.node.succession import SuccessionParts, Successions
+from p2pmesh.node.tokenizing import TextOrTokens, TokenizeExchanges
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
 from p2pmesh.ports.machine import ReadLoad, SpeedStore
 from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Node:
             settings.wishes,
         )
         DriverExchanges(self.overlay, self.drivers, self.claims)
+        TokenizeExchanges(self.overlay, self.drivers)
         self.records = Records(self.overlay, ports, self._held_files)
         self.router = Router(self.overlay, self.drivers, self.vigils, self.records.search_model)
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
@@ -271,6 +273,10 @@ class Node:
         await self.on_demand.await_served(request.model)
         async with self.ingress.generate(request) as events:
             yield events
+
+    async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
+        """Ids of a prompt, or the text of one that is ids."""
+        return await self.router.tokenize(model, key, prompt, add_special=add_special)
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""

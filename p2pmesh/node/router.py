@@ -10,9 +10,10 @@ from p2pmesh.core.routing import choose_driver, served_models
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.exchanges import generate_remotely
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.tokenizing import TextOrTokens, tokenize_here, tokenize_remotely
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.wire.announcement import Announcement, ServedModel
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
 
 MAX_TOLD_MODELS = 16
 """Names in one event or error; a count says how many there are."""
@@ -134,6 +135,13 @@ class Router:
         driven = self._own_driver(request.model).generate(request) if is_own else self._remote(route, request, is_first)
         async with driven as events:
             yield events
+
+    async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
+        """Ids of a prompt, or the text of one that is ids, by whoever drives the model."""
+        route = await self.find(model, key, Avoided(), may_repeat=True)
+        if route.peer == self._overlay.own_peer:
+            return await tokenize_here(self._own_driver(model), prompt, add_special=add_special)
+        return await tokenize_remotely(self._overlay, route.peer, model, prompt, add_special=add_special)
 
     def _remote(
         self, route: Route, request: GenerationRequest, is_first: bool

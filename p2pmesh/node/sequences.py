@@ -21,7 +21,7 @@ from p2pmesh.wire.generation import (
     TokenLogprob,
 )
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, decode_error
-from p2pmesh.wire.token_report import TokenReport, decode_reports
+from p2pmesh.wire.token_report import TokenReport, check_embedding, decode_reports
 
 EVENT_CAPACITY = 64
 CANCEL_TIMEOUT_S = 5.0
@@ -73,6 +73,7 @@ class SequenceStart:
     prompt: tuple[int, ...]
     pieces: tuple[bytes, ...] = ()
     grammar: Grammar | None = None
+    hidden_size: int = 0
 
 
 class Sequence:
@@ -145,6 +146,8 @@ class Sequence:
 
     def _tokens_of(self, frame: StageFrame) -> generation.Event:
         asked = self._start.request.top_logprobs
+        if self._start.request.wants_embedding:
+            return self._embedding_of(frame)
         if self._start.pieces and max(frame.tokens) >= len(self._start.pieces):
             return self._distrust(f"token {max(frame.tokens)} of {len(self._start.pieces)} from the last stage")
         if asked is None and not len(frame.body):
@@ -158,6 +161,13 @@ class Sequence:
     def _distrust(self, text: str) -> generation.Event:
         self._break_run(RemoteProtocolError(ErrorCode.FRAME_VALUE_INVALID, text))
         return generation.SequenceFailed(ErrorCode.FRAME_VALUE_INVALID, text)
+
+    def _embedding_of(self, frame: StageFrame) -> generation.Event:
+        try:
+            embedding = check_embedding(frame.body, self._start.hidden_size)
+        except RemoteProtocolError as error:
+            return generation.SequenceFailed(error.code, error.message)
+        return generation.TokensArrived(frame.position, frame.tokens, embedding=embedding)
 
     async def _take_token(self, event: generation.Event) -> None:
         """In the task that read it: the next step must not wait for another task's turn."""
@@ -240,8 +250,8 @@ class Sequence:
         match effect:
             case generation.SendDecode(position, token):
                 await self._submit(self._frame(FrameKind.DECODE, position, (token,)))
-            case generation.Emit(tokens, text, reports):
-                await self._output.send(GenerationDelta(tokens, text, self._named(tokens, reports)))
+            case generation.Emit(tokens, text, reports, embedding):
+                await self._output.send(GenerationDelta(tokens, text, self._named(tokens, reports), embedding))
             case generation.SendPrefill(position, tokens, is_last, stages):
                 flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
                 await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags, stages=stages))
@@ -251,7 +261,7 @@ class Sequence:
                 start, request = self._start, self._start.request
                 begin = Begin(
                     request.sampling, len(start.prompt), request.top_logprobs, self._machine.max_tokens, start.grammar,
-                    request.continues,
+                    request.continues, request.wants_embedding,
                 )  # fmt: skip
                 body = encode_begin(begin)
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))

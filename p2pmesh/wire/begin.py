@@ -15,13 +15,14 @@ import msgpack
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES
 from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TRIGGERS
-from p2pmesh.wire.generation import Grammar, SamplingParameters, check_top_logprobs
+from p2pmesh.wire.generation import Grammar, SamplingParameters, check_told
 from p2pmesh.wire.stage import MAX_POSITION
 
 _MAX_FIELDS = 64
 _REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 _INTEGERS = ("top_k", "seed")
 _TOP_LOGPROBS = "top_logprobs"
+_WANTS_EMBEDDING = "wants_embedding"
 _LOGIT_BIAS = "logit_bias"
 _BIAS = struct.Struct("<id")
 _COUNTS = ("prompt_tokens", "max_tokens")
@@ -36,6 +37,7 @@ class Begin:
     ``prompt_tokens`` counts the prompt's ids, ``max_tokens`` is what the answer may hold. ``grammar`` None: any text.
     ``top_logprobs``: the last stage tells each token's log probability and so many likeliest ones; None: it does not.
     ``continues``: the request id that the sequence had in a run that is over, of which stages may hold rows; or empty.
+    ``wants_embedding``: it tells what it makes of the prompt, and samples nothing.
     """
 
     parameters: SamplingParameters
@@ -44,13 +46,14 @@ class Begin:
     max_tokens: int = MAX_POSITION
     grammar: Grammar | None = None
     continues: bytes = b""
+    wants_embedding: bool = False
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             count = getattr(self, name)
             if not 1 <= count <= MAX_POSITION:
                 raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"{name} must be 1 to {MAX_POSITION}, not {count}")
-        check_top_logprobs(self.top_logprobs)
+        check_told(self.top_logprobs, wants_embedding=self.wants_embedding)
 
 
 def encode_begin(begin: Begin) -> bytes:
@@ -58,6 +61,7 @@ def encode_begin(begin: Begin) -> bytes:
     fields: dict[str, Any] = {name: float(getattr(begin.parameters, name)) for name in _REALS}
     fields |= {name: getattr(begin.parameters, name) for name in _INTEGERS}
     fields[_TOP_LOGPROBS] = begin.top_logprobs
+    fields[_WANTS_EMBEDDING] = begin.wants_embedding
     fields[_LOGIT_BIAS] = b"".join(_BIAS.pack(token, bias) for token, bias in begin.parameters.logit_bias)
     fields |= {name: getattr(begin, name) for name in _COUNTS}
     grammar = begin.grammar or Grammar("")
@@ -80,8 +84,19 @@ def decode_begin(body: bytes | memoryview) -> Begin:
         logit_bias=_bias(fields),
     )
     top_logprobs = None if fields.get(_TOP_LOGPROBS, 0) is None else _integer(fields, _TOP_LOGPROBS)
+    wants_embedding = fields.get(_WANTS_EMBEDDING)
+    if not isinstance(wants_embedding, bool):
+        raise _malformed(f"{_WANTS_EMBEDDING} is neither true nor false")
     prompt_tokens, max_tokens = (_integer(fields, name) for name in _COUNTS)
-    return Begin(parameters, prompt_tokens, top_logprobs, max_tokens, _grammar(fields), _request_id(fields))
+    return Begin(
+        parameters,
+        prompt_tokens,
+        top_logprobs,
+        max_tokens,
+        _grammar(fields),
+        _request_id(fields),
+        wants_embedding,
+    )
 
 
 def _grammar(fields: dict[str, object]) -> Grammar | None:

@@ -22,6 +22,7 @@ from p2pmesh.base.limits import (
     MAX_CLAIM_PEERS,
     MAX_CONTROL_MESSAGE_BYTES,
     MAX_GRAMMAR_BYTES,
+    MAX_HIDDEN_SIZE,
     MAX_INVITE_BYTES,
     MAX_KNOWN_PEERS,
     MAX_LANES,
@@ -496,6 +497,29 @@ class Generate:
     grammar: str = declared(Text(MAX_GRAMMAR_BYTES), "")
     tools: ToolUseEntry | None = declared(Optional(Record(ToolUseEntry)), None)
     continues: bytes | None = declared(Optional(_ID), None)
+    wants_embedding: bool = declared(Boolean(), False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """An ingress to a driver; one form of prompt, as in ``Generate``. ``tokens`` asks for their text."""
+
+    model: str = declared(_NAME)
+    messages: tuple[MessageEntry, ...] | None = declared(
+        Optional(ListOf(Record(MessageEntry), MAX_CHAT_MESSAGES)), None
+    )
+    text: str | None = declared(Optional(Text(MAX_TEXT_BYTES)), None)
+    tokens: tuple[int, ...] | None = declared(Optional(ListOf(_TOKEN, MAX_PROMPT_TOKENS)), None)
+    add_special: bool = declared(Boolean(), True)
+    reasoning_effort: str = declared(Text(MAX_REASONING_EFFORT_BYTES), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Ids of what was asked, or the text of the ids."""
+
+    tokens: tuple[int, ...] = declared(ListOf(_TOKEN, MAX_PROMPT_TOKENS))
+    text: str = declared(Text(MAX_TEXT_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,6 +560,7 @@ class Delta:
     tokens: tuple[int, ...] = declared(ListOf(_TOKEN, 1024))
     text: str = declared(Text(MAX_TEXT_BYTES))
     logprobs: tuple[LogprobEntry, ...] = declared(ListOf(Row(LogprobEntry), 1024), ())
+    embedding: bytes = declared(Bytes(0, 4 * MAX_HIDDEN_SIZE), b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,6 +613,8 @@ KINDS: dict[str, type] = {
     "delta": Delta,
     "finished": Finished,
     "cancel": Cancel,
+    "tokenize": Tokenize,
+    "tokenized": Tokenized,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

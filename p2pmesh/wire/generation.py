@@ -163,7 +163,8 @@ class GenerationRequest:
     the answer that were given out before a loss; the generation goes on after them. ``top_logprobs`` asks for the log
     probability of every token and of so many likeliest ones beside it, None for none. ``grammar`` binds the whole
     answer; with ``tools`` the driver makes one of its own, in the model's own way of writing calls. ``continues`` is
-    the request id under which it ran until a loss, empty for one that begins: stages may still hold its rows.
+    the request id under which it ran until a loss, empty for one that begins: stages may still hold its rows. With
+    ``wants_embedding`` the prompt is read and no answer made: one token that means nothing carries the vector.
     """
 
     request_id: bytes
@@ -178,13 +179,16 @@ class GenerationRequest:
     grammar: str = ""
     tools: ToolUse | None = None
     continues: bytes = b""
+    wants_embedding: bool = False
 
     def __post_init__(self) -> None:
-        check_top_logprobs(self.top_logprobs)
+        check_told(self.top_logprobs, wants_embedding=self.wants_embedding)
 
 
-def check_top_logprobs(count: int | None) -> None:
-    """``REQUEST_INVALID`` for more than are ever told."""
+def check_told(count: int | None, *, wants_embedding: bool) -> None:
+    """``REQUEST_INVALID`` for more log probabilities than are ever told, or for some beside a vector."""
+    if count is not None and wants_embedding:
+        raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, "an embedding has no log probabilities")
     if count is not None and not 0 <= count <= MAX_TOP_LOGPROBS:
         raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"top_logprobs must be 0 to {MAX_TOP_LOGPROBS}")
 
@@ -224,12 +228,13 @@ class GenerationStarted:
 class GenerationDelta:
     """Tokens as they arise. ``text`` is complete UTF-8 and may lag behind or be empty; ``tokens`` never lag.
 
-    ``logprobs`` is as long as ``tokens`` where it was asked for.
+    ``logprobs`` is as long as ``tokens`` where it was asked for; ``embedding`` is little-endian float32, of any length.
     """
 
     tokens: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    embedding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """The body of a TOKEN frame: what the last stage tells beside the tokens, bytes <-> ``TokenReport``.
 
-Without log probabilities the body is empty. With them it holds for each token: its own as f32, a count as u8, so many
-candidates as i32 id and f32, the likeliest first. Normative text: ``protocols/skippy-stage-2.md``.
+It is empty where nothing was asked for. With log probabilities it holds for each token: its own as f32, a count as u8,
+so many candidates as i32 id and f32, the likeliest first. With an embedding it is the vector in f32. Normative text:
+``protocols/skippy-stage-2.md``.
 """
 
 import struct
 from dataclasses import dataclass
+
+import numpy as np
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 
@@ -54,6 +57,13 @@ def decode_reports(body: bytes | memoryview, tokens: int, top_logprobs: int) -> 
     if at != len(body):
         raise _broken("it goes on after its end")
     return tuple(reports)
+
+
+def check_embedding(body: bytes | memoryview, size: int) -> bytes:
+    """The bytes of a vector of ``size`` finite numbers."""
+    if len(body) != 4 * size or not np.isfinite(np.frombuffer(body, dtype="<f4")).all():
+        raise RemoteProtocolError(ErrorCode.FRAME_VALUE_INVALID, f"{len(body)} bytes of a TOKEN are no embedding")
+    return bytes(body)
 
 
 def _broken(what: str) -> RemoteProtocolError:

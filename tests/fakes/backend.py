@@ -16,6 +16,7 @@ from p2pmesh.wire.generation import (
     GenerationFinished,
     GenerationRequest,
     GenerationStarted,
+    Prompt,
 )
 
 RUN_ID = bytes(range(16))
@@ -92,6 +93,15 @@ class FakeBackend:
                 await step()
             else:
                 yield step
+
+    async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+        if self.entry_error is not None:
+            raise self.entry_error
+        text = prompt.text if prompt.messages is None else "".join(one.content for one in prompt.messages)
+        return (0,) * add_special + tuple((text or "").encode())
+
+    async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:
+        return bytes(tokens).decode()
 
     def status(self) -> dict[str, Any]:
         return {"peer_id": "fake", "models": [listing.id for listing in self.listings]}

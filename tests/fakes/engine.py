@@ -43,6 +43,11 @@ def report_of(token: int, position: int, top_logprobs: int) -> TokenReport:
     return TokenReport(-position / 1024, tuple((token + index, -index / 4) for index in range(top_logprobs)))
 
 
+def embedding_of(prompt: Sequence[int]) -> bytes:
+    """What a prompt is read as."""
+    return np.array([len(prompt), sum(prompt), prompt[0], prompt[-1]], "<f4").tobytes()
+
+
 def expected_tokens(prompt: Sequence[int], count: int, parameters: SamplingParameters) -> list[int]:
     """What any pipeline must answer."""
     history = list(prompt)
@@ -55,6 +60,7 @@ def expected_tokens(prompt: Sequence[int], count: int, parameters: SamplingParam
 class _Sequence:
     parameters: SamplingParameters
     top_logprobs: int | None = None
+    wants_embedding: bool = False
     history: list[int] = field(default_factory=list)
 
 
@@ -161,7 +167,8 @@ class FakeEngine:
     def _begin(self, key: Key, frame: StageFrame) -> None:
         begin = decode_begin(frame.body)
         kept = self._parked.pop((begin.continues, frame.sequence), None)
-        self._sequences[key] = _Sequence(begin.parameters, begin.top_logprobs, kept.history if kept else [])
+        history = kept.history if kept else []
+        self._sequences[key] = _Sequence(begin.parameters, begin.top_logprobs, begin.wants_embedding, history)
         if begin.continues:
             self._say(frame, FrameKind.HELD, len(self._sequences[key].history))
 
@@ -200,13 +207,15 @@ class FakeEngine:
         if frame.kind is FrameKind.PREFILL or is_replay:
             self._say(frame, FrameKind.CREDIT, end)
         if (frame.kind is FrameKind.DECODE and not is_replay) or frame.flags & FrameFlag.SAMPLE:
-            token = next_token(sequence.history, sequence.parameters)
-            body = (
-                b""
-                if sequence.top_logprobs is None
-                else encode_reports((report_of(token, end, sequence.top_logprobs),))
-            )
-            self._say(frame, FrameKind.TOKEN, end, (token,), body)
+            self._say(frame, FrameKind.TOKEN, end, *self._token_of(sequence, end))
+
+    @staticmethod
+    def _token_of(sequence: _Sequence, end: int) -> tuple[tuple[int, ...], bytes]:
+        if sequence.wants_embedding:
+            return (0,), embedding_of(sequence.history)
+        token = next_token(sequence.history, sequence.parameters)
+        asked = sequence.top_logprobs
+        return (token,), b"" if asked is None else encode_reports((report_of(token, end, asked),))
 
     def _say(
         self, cause: StageFrame, kind: FrameKind, position: int, tokens: tuple[int, ...] = (), body: bytes = b""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.wire.token_report import LEAST_LOGPROB, TokenReport, decode_reports, encode_reports
+from p2pmesh.wire.token_report import LEAST_LOGPROB, TokenReport, check_embedding, decode_reports, encode_reports
 
 LOGPROBS = st.floats(LEAST_LOGPROB, 0, width=32)
 REPORTS = st.builds(
@@ -40,3 +40,18 @@ def test_any_bytes_are_decoded_or_refused(body, tokens, top_logprobs):
 def test_what_is_no_log_probability_is_refused(value):
     with pytest.raises(RemoteProtocolError):
         decode_reports(struct.pack("<fB", value, 0), 1, 0)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
+def test_an_embedding_is_so_many_finite_numbers(values):
+    body = struct.pack(f"<{len(values)}f", *values)
+    assert check_embedding(body, len(values)) == body
+    for size in (len(values) - 1, len(values) + 1):
+        with pytest.raises(RemoteProtocolError):
+            check_embedding(body, size)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_embedding_that_is_not_finite_is_refused(value):
+    with pytest.raises(RemoteProtocolError):
+        check_embedding(struct.pack("<2f", 1.0, value), 2)

@@ -27,6 +27,7 @@ _SECTIONS = 4
 _ROPES_OF_SECTIONS = (8, 40)
 """LLAMA_ROPE_TYPE_MROPE and _IMROPE: rows that are no tokens come with four positions each."""
 _TAP_TEXT_BYTES = 64
+_POOLING_NONE = 0
 
 _NAMES = (
     "llama_backend_init", "llama_model_default_params", "llama_model_load_from_file", "llama_model_free",
@@ -37,7 +38,7 @@ _NAMES = (
     "llama_memory_clear", "llama_memory_seq_rm", "llama_memory_seq_cp", "llama_state_seq_get_size",
     "llama_state_seq_get_data", "llama_state_seq_set_data", "llama_print_system_info", "llama_log_set",
     "llama_model_rope_type", "llama_model_is_recurrent", "llama_model_is_hybrid", "llama_model_meta_val_str",
-    "llama_model_init_from_user",
+    "llama_model_init_from_user", "llama_set_embeddings", "llama_get_embeddings_ith",
 )  # fmt: skip
 
 
@@ -229,6 +230,20 @@ class LoadedStage:
             self._logits = address, np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
         return self._logits[1]
 
+    def give_embeddings(self, is_on: bool) -> None:
+        """For the calls to come: rows marked as outputs are also had as they are after the last norm."""
+        native.llama_set_embeddings(self._context, is_on)
+
+    def embedding_rows(self, count: int) -> NDArray[np.float32]:
+        """The first ``count`` rows of the last call, which were all outputs, ``(count, hidden)``; last stage only."""
+        shape = (self.hidden_size,)
+        pointers = (native.llama_get_embeddings_ith(self._context, row) for row in range(count))
+        return np.stack([np.ctypeslib.as_array(pointer, shape) for pointer in pointers])
+
+    def pooling_type(self) -> str:
+        """What the metadata says of how the model is to be read; empty where it says nothing."""
+        return self._text(f"{self._text('general.architecture')}.pooling_type")
+
     def drop_cells(self, sequence: int, start: int) -> None:
         """Frees the cells of a sequence from position ``start`` on."""
         native.llama_memory_seq_rm(self._memory, sequence, start, -1)
@@ -344,6 +359,7 @@ def _make_context(model: Any, options: LoadOptions, tap: _Tap | None) -> Any:
     parameters.kv_unified = True
     parameters.swa_full = True
     parameters.no_perf = True
+    parameters.pooling_type = _POOLING_NONE  # rows as they are: a prompt may come in several calls
     if tap is not None:
         parameters.cb_eval = tap.callback
     context = native.llama_init_from_model(model, parameters)

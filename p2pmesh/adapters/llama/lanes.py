@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from p2pmesh.core.batching import SequenceKey
 from p2pmesh.core.grammar.constraint import Constraint
+from p2pmesh.core.pooling import RowPool
 from p2pmesh.wire.begin import Begin
 
 _REMEMBERED_ENDS = 1024
@@ -21,6 +22,8 @@ class Lane:
     begin: Begin
     constraint: Constraint | None = None
     history: list[int] = field(default_factory=list)
+    pool: RowPool | None = None
+    """Where an embedding was asked for, at the last stage."""
 
 
 class LaneTable:

@@ -23,6 +23,7 @@ from p2pmesh.adapters.llama.grammars import GrammarShelf
 from p2pmesh.adapters.llama.lanes import Lane, LaneTable
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
+from p2pmesh.core.pooling import RowPool, choose_pooling
 from p2pmesh.core.sampling import rank_logprobs, sample, sample_allowed
 from p2pmesh.model.cost import SPARE_CELLS
 from p2pmesh.wire.begin import Begin, decode_begin
@@ -106,6 +107,7 @@ class Stepper:
         self._grammars = grammars if shape.is_last else None
         self._shape = shape
         self._widths = widths
+        self._pooling = choose_pooling(stage.pooling_type())
         self._lanes = LaneTable(shape.lanes)
         self._parked_until = 0.0
         self._cells = CellLog(stage, shape.lanes, shape.context_tokens * shape.lanes + SPARE_CELLS)
@@ -125,6 +127,8 @@ class Stepper:
             constraint = self._grammars.constrain(begin) if self._grammars is not None else None
         except RemoteProtocolError as error:
             return self._fail(frame, error.code, error.message)
+        if begin.wants_embedding and self._shape.is_last and self._pooling is None:
+            return self._fail(frame, ErrorCode.REQUEST_INVALID, "this model ranks texts, and gives no embedding of one")
         lane = self._lanes.find(key_of(frame)) or self._continued(frame, begin) or self._take_lane(key_of(frame), begin)
         if lane is None:
             return self._fail(frame, ErrorCode.OVERLOADED, f"all {self._shape.lanes} lanes are taken; retry later")
@@ -236,6 +240,8 @@ class Stepper:
         part = parts[0]
         count = len(part.frame.tokens)
         wants_sample = self._shape.is_last and FrameFlag.SAMPLE in part.frame.flags
+        if self._shape.is_last and part.lane.begin.wants_embedding:
+            return self._read_prefill(part, count)
         ends_here = self._ends_here(part.frame)
         hidden: list[NDArray[np.float32]] = []
         for start in range(0, count, PREFILL_ROWS):
@@ -254,6 +260,35 @@ class Stepper:
     def _ends_here(self, frame: StageFrame) -> bool:
         """Whether no other stage takes these rows."""
         return self._shape.is_last or frame.stages == 1
+
+    def _read_prefill(self, part: _Part, count: int) -> list[StageFrame]:
+        """At the last stage, of a prompt that is to be read: rows are pooled, and the last chunk gives the vector."""
+        frame = part.frame
+        pool = part.lane.pool
+        if frame.position == 0 or pool is None:
+            assert self._pooling is not None
+            pool = part.lane.pool = RowPool(self._pooling)
+        if frame.position != pool.count:
+            raise RemoteProtocolError(ErrorCode.FRAME_POSITION_INVALID, f"{pool.count} rows are pooled already")
+        self._stage.give_embeddings(True)
+        try:
+            for start in range(0, count, PREFILL_ROWS):
+                end = min(start + PREFILL_ROWS, count)
+                self._call([(part, start, end)])
+                pool.add(self._stage.embedding_rows(end - start))
+        finally:
+            self._stage.give_embeddings(False)
+        out = [self._answer(frame, FrameKind.CREDIT, frame.position + count)]
+        if FrameFlag.SAMPLE in frame.flags:
+            vector = pool.vector().astype("<f4").tobytes()
+            position = frame.position + count
+            out.append(
+                StageFrame(
+                    FrameKind.TOKEN, frame.request_id, frame.run_id, frame.sequence, position, (_SCRATCH_TOKEN,),
+                    body=vector,
+                )
+            )  # fmt: skip
+        return out
 
     def _run_decode(self, parts: list[_Part]) -> list[StageFrame]:
         width = self._widths.exact_width

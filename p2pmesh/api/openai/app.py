@@ -15,19 +15,25 @@ from p2pmesh.api.exchange import Exchange
 from p2pmesh.api.json_response import error_response, json_response
 from p2pmesh.api.openai.chat import ChatShape
 from p2pmesh.api.openai.completions import CompletionsShape
+from p2pmesh.api.openai.embeddings import EmbeddingsEndpoint
 from p2pmesh.api.openai.endpoint import GenerationEndpoint
+from p2pmesh.api.openai.tokenizing import TokenizeEndpoints
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 
 
 def openai_app(backend: Backend) -> Starlette:
     """The application for the API port."""
-    answers = _Answers(backend)
+    answers, tokenizing = _Answers(backend), TokenizeEndpoints(backend)
     app = Starlette(
         routes=[
             Route("/v1/models", answers.list_models, methods=["GET"]),
             Route("/v1/models/{id:path}", answers.show_model, methods=["GET"]),
             Route("/v1/chat/completions", GenerationEndpoint(backend, ChatShape()), methods=["POST"]),
             Route("/v1/completions", GenerationEndpoint(backend, CompletionsShape()), methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingsEndpoint(backend), methods=["POST"]),
+            Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
+            Route("/detokenize", tokenizing.detokenize, methods=["POST"]),
+            Route("/health", answers.ready, methods=["GET"]),
             Route("/livez", answers.live, methods=["GET"]),
             Route("/readyz", answers.ready, methods=["GET"]),
         ],

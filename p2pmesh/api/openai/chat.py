@@ -53,7 +53,7 @@ def parse_chat(body: dict[str, Any], request_id: bytes, random_seed: Callable[[]
     is_streamed, wants_usage_chunk = read_stream(fields)
     _check_prediction(fields)
     top_logprobs = _read_top_logprobs(fields)
-    prompt = Prompt(messages=_read_messages(fields), reasoning_effort=read_effort(fields, "reasoning_effort"))
+    prompt = Prompt(messages=read_messages(fields), reasoning_effort=read_effort(fields, "reasoning_effort"))
     n = read_n(fields)
     request = GenerationRequest(
         request_id=request_id,
@@ -115,7 +115,8 @@ def _read_limit(fields: Fields) -> int | None:
     return older if newer is None else newer
 
 
-def _read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
+def read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
+    """The conversation; developers speak as the system."""
     items = fields.array("messages", MAX_CHAT_MESSAGES)
     return tuple(_read_message(as_fields(item, f"messages[{index}]")) for index, item in enumerate(items))
 

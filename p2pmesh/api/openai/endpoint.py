@@ -86,7 +86,7 @@ class GenerationEndpoint:
             await _send_refusal(send, self._backend, self._shape, error)
             return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on_disconnect, receive, nursery.cancel_scope)
+            nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
             answer: Answer
             if call.is_streamed:
                 stream = EventStream(send)
@@ -147,7 +147,8 @@ async def _relay(events: AsyncIterator[GenerationEvent], answer: Answer, index: 
     raise LocalProtocolError(ErrorCode.INTERNAL, "the generation ended without saying why")
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: trio.CancelScope) -> None:
+async def cancel_on_disconnect(receive: Receive, scope: trio.CancelScope) -> None:
+    """Runs beside an answer whose body was read, and ends it with its client."""
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()

@@ -22,8 +22,10 @@ class Dialogue:
     def frame(self, kind: FrameKind, position: int = 0, tokens: Sequence[int] = (), **more) -> StageFrame:
         return StageFrame(kind, self._request, RUN, 0, position, tuple(tokens), **more)
 
-    async def begin(self, prompt_tokens: int, top_logprobs: int | None = None) -> None:
-        body = encode_begin(Begin(self._parameters, prompt_tokens, top_logprobs))
+    async def begin(
+        self, prompt_tokens: int, top_logprobs: int | None = None, *, wants_embedding: bool = False
+    ) -> None:
+        body = encode_begin(Begin(self._parameters, prompt_tokens, top_logprobs, wants_embedding))
         for engine in self._engines:
             await engine.send(self.frame(FrameKind.BEGIN, body=body))
 

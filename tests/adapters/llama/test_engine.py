@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import trio
 
@@ -79,6 +80,35 @@ async def test_log_probabilities_are_the_same_whole_and_cut_and_of_the_model_alo
         assert all(len(report.top) == 5 for report in reports)
         assert await told([first, last], tokens, 5) == reports
         assert [report.top for report in await told([whole], tokens, 0)] == [()] * 6
+
+
+async def read(engines, prompt):
+    """The vector of a prompt."""
+    dialogue = Dialogue(engines, 9)
+    await dialogue.begin(len(prompt), wants_embedding=True)
+    for start in range(0, len(prompt), 64):
+        flags = FrameFlag.SAMPLE if start + 64 >= len(prompt) else FrameFlag.NONE
+        await dialogue.push(dialogue.frame(FrameKind.PREFILL, start, prompt[start : start + 64], flags=flags))
+        assert (await dialogue.receive()).kind is FrameKind.CREDIT
+    answer = await dialogue.receive()
+    assert (answer.kind, len(answer.tokens)) == (FrameKind.TOKEN, 1), bytes(answer.body)
+    await dialogue.end()
+    return np.frombuffer(answer.body, "<f4")
+
+
+async def test_a_prompt_is_read_the_same_whole_and_cut_and_leaves_what_follows_as_it_was(launcher, make_spec):
+    async with (
+        launcher.launch(make_spec()) as whole,
+        launcher.launch(make_spec("llama", 0, 2)) as first,
+        launcher.launch(make_spec("llama", 2, 4)) as last,
+    ):
+        before = await Dialogue([whole]).generate(PROMPT, 8)
+        vector = await read([whole], PROMPT)
+        assert len(vector) == whole.facts.hidden_size
+        assert np.array_equal(await read([first, last], PROMPT), vector)
+        assert np.array_equal(await read([whole], PROMPT), vector)
+        assert not np.array_equal(await read([whole], PROMPT[:-1]), vector)
+        assert await Dialogue([whole], 2).generate(PROMPT, 8) == before
 
 
 async def test_a_bias_forbids_a_token(launcher, make_spec):

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from p2pmesh.api.errors import RequestError
 from p2pmesh.api.openai.chat import CHAT_IMPLEMENTED, parse_chat
 from p2pmesh.api.openai.completions import COMPLETIONS_IMPLEMENTED, parse_completions
+from p2pmesh.api.openai.embeddings import EMBEDDINGS_HARMLESS, EMBEDDINGS_IMPLEMENTED, parse_embeddings
 from p2pmesh.api.openai.parameters import CHAT_HARMLESS, COMPLETIONS_HARMLESS, Harmless
 from p2pmesh.base.errors import ErrorCode
 
@@ -56,6 +57,14 @@ ENDPOINTS = [
         COMPLETIONS_IMPLEMENTED,
         dict(COMPLETIONS_HARMLESS),
         names_of(completion_create_params.CompletionCreateParamsBase),
+    ),
+    Endpoint(
+        "/v1/embeddings",
+        parse_embeddings,
+        {"model": "m", "input": "hi"},
+        EMBEDDINGS_IMPLEMENTED,
+        EMBEDDINGS_HARMLESS,
+        names_of(embedding_create_params.EmbeddingCreateParams) - STREAM,
     ),
 ]
 each_endpoint = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
