@@ -25,7 +25,7 @@ class Dialogue:
     async def begin(
         self, prompt_tokens: int, top_logprobs: int | None = None, *, wants_embedding: bool = False
     ) -> None:
-        body = encode_begin(Begin(self._parameters, prompt_tokens, top_logprobs, wants_embedding))
+        body = encode_begin(Begin(self._parameters, prompt_tokens, top_logprobs, wants_embedding=wants_embedding))
         for engine in self._engines:
             await engine.send(self.frame(FrameKind.BEGIN, body=body))
 
