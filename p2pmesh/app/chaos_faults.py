@@ -87,14 +87,23 @@ def plan_faults(seed: int, kinds: Sequence[FaultKind], every_s: float, stages: i
 
 
 def engines_of(pid: int) -> tuple[int, ...]:
-    """The engine processes of a node."""
-    found = []
+    """The engine processes of a node: children of whichever of its threads started them."""
+    return tuple(sorted({child for child in _children_of(pid) if _is_engine(child)}))
+
+
+def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
     with suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
-                if _ENGINE in Path(f"/proc/{child}/cmdline").read_text():
-                    found.append(int(child))
-    return tuple(found)
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
+
+
+def _is_engine(pid: int) -> bool:
+    with suppress(OSError):
+        return _ENGINE in Path(f"/proc/{pid}/cmdline").read_text()
+    return False
 
 
 async def inflict(fault: Fault, victim: Victim, links: Links) -> None:

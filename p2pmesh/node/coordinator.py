@@ -121,11 +121,13 @@ class Coordinator:
         request = self._request()
         out = {*ending.silent, *self._blamed}
         peers = tuple(peer for peer in request.peers if peer.peer_id not in out)
+        # everybody is here, but one stage does not reach the next: at another peer it may
+        is_cut_off = ending.code is ErrorCode.PEER_UNREACHABLE and not out
         kept, used = [], {stage.peer_id for stage in broken.stages}
         for index, stage in enumerate(broken.stages):
             spare = self._standbys.peer_for(stage.layers)
             is_out = stage.peer_id in out
-            is_broken = is_out or (index == ending.index and ending.code in _ENGINE_DEATHS)
+            is_broken = is_out or (index == ending.index and (ending.code in _ENGINE_DEATHS or is_cut_off))
             if is_broken and spare is not None and spare not in used:
                 used.add(spare)
                 kept.append(replace(stage, peer_id=spare))

@@ -19,7 +19,7 @@ from p2pmesh.core.text import TextAssembler
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.pace import Pace
 from p2pmesh.node.sequences import Sequence, SequenceStart
-from p2pmesh.node.vigil import Vigils, Watch
+from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.engine import Engine
 from p2pmesh.wire.control import LoadStage
@@ -201,7 +201,7 @@ class Driver:
         elif self._stage is not None:
             stages = ((PeerId(entry.peer_id), entry.addresses) for entry in self.load.stages)
             stage = self._stage
-            self._watch = self._vigils.watch(stages, lambda _, error: stage.fail(error))
+            self._watch = self._vigils.watch(stages, lambda _, error: stage.fail(unreachable(error)))
 
     def _end_watch(self) -> None:
         if self._watch is not None and not self._sequences:

@@ -91,7 +91,16 @@ class Node:
         self.speeds = Speeds(ports.clock, parts.speeds)
         self.stages = Stages(
             self.overlay,
-            StageParts(parts.store, self.artifacts, parts.launcher, self.table, self.drivers, self.claims, self.speeds),
+            StageParts(
+                parts.store,
+                self.artifacts,
+                parts.launcher,
+                self.table,
+                self.drivers,
+                self.claims,
+                self.speeds,
+                self.vigils,
+            ),
             settings.memory_bytes,
             report,
             settings.wishes,

@@ -22,6 +22,7 @@ from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import FrameStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
+from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.engine import Engine
 from p2pmesh.wire.control import LoadStage, StageEntry
 from p2pmesh.wire.stage import (
@@ -52,8 +53,19 @@ RETURN_DIAL_S = 10.0
 class StageRun:
     """The stage ``load.index`` of a run, while it lives."""
 
-    def __init__(self, load: LoadStage, engine: Engine, overlay: Overlay, deliver: Deliver, report: Report) -> None:
+    def __init__(
+        self,
+        load: LoadStage,
+        engine: Engine,
+        overlay: Overlay,
+        deliver: Deliver,
+        report: Report,
+        vigils: Vigils,
+    ) -> None:
         self.load = load
+        self._vigils = vigils
+        self._watch: Watch | None = None
+        """Over the stage after this one, while sequences are open; the driver watches all that it reaches itself."""
         self.engine = engine
         self._overlay = overlay
         self._deliver = deliver
@@ -131,6 +143,7 @@ class StageRun:
                 await self._fail_sequences(self._failure)
         await self._leave_engine()
         self._open_sequences.clear()
+        self._end_watch()
         self.ended.mark()
         for stream in (self._return, self._upstream):
             if stream is not None:
@@ -198,6 +211,8 @@ class StageRun:
                 raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from the stage before")
             if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
                 self._check_rows(frame)
+            if self._watch is not None and frame.kind is FrameKind.DECODE and FrameFlag.REPLAY not in frame.flags:
+                self._watch.hear()  # the token before has been through all stages
             await self._take_forward(frame)
 
     def _check_rows(self, frame: StageFrame) -> None:
@@ -234,6 +249,8 @@ class StageRun:
     def _forget(self, key: SequenceKey) -> None:
         if self._open_sequences.pop(key, None) is not None:
             self.ended.mark()
+        if not self._open_sequences:
+            self._end_watch()
 
     def _begin(self, key: SequenceKey) -> None:
         if key in self._open_sequences:
@@ -241,6 +258,15 @@ class StageRun:
         if len(self._open_sequences) >= MAX_SEQUENCES:
             raise RemoteProtocolError(ErrorCode.CREDIT_EXCEEDED, f"more than {MAX_SEQUENCES} sequences")
         self._open_sequences[key] = deque()
+        if self._watch is None and not self.is_driver and not self.is_last:
+            after = self.load.stages[self.load.index + 1]
+            peers = ((PeerId(after.peer_id), after.addresses),)
+            self._watch = self._vigils.watch(peers, lambda _, error: self.fail(unreachable(error)))
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     def _take_credit(self, key: SequenceKey, frame: StageFrame) -> None:
         """Rows in this engine; more than the credits allow would let a peer fill our memory."""

@@ -32,6 +32,7 @@ from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stage_fetching import StageFetching, telling
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.transfer import TransferCounts
+from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
 from p2pmesh.wire.control import FollowStage, LoadStage, StageStatus
@@ -56,6 +57,7 @@ class StageParts:
     drivers: Drivers
     claims: Claims
     speeds: Speeds
+    vigils: Vigils
 
 
 class HeldStage:
@@ -310,7 +312,8 @@ class Stages:
             loaded.cancel()
             await self._note_speed(artifact, load, engine.facts)
             driver = await self._parts.drivers.prepare(load, engine)
-            run = StageRun(load, engine, self._overlay, driver.deliver if driver else _drop, self._report)
+            deliver = driver.deliver if driver else _drop
+            run = StageRun(load, engine, self._overlay, deliver, self._report, self._parts.vigils)
 
             async def ready() -> None:
                 if driver is not None:

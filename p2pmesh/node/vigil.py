@@ -34,6 +34,11 @@ MAX_WAY_S = 2.0
 """More is no way, but a peer whose ping waited, or that has others wait."""
 
 
+def unreachable(error: P2PMeshError) -> PeerUnavailable:
+    """What a stage says of another that does not answer it: others may reach both."""
+    return PeerUnavailable(ErrorCode.PEER_UNREACHABLE, error.message)
+
+
 Lost = Callable[[PeerId, P2PMeshError], None]
 """Told of the peer that does not answer."""
 
