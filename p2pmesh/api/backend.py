@@ -33,6 +33,9 @@ class Backend(Protocol):
     def is_ready(self) -> bool:
         """Whether some model can be routed from here, or would be loaded for a request."""
 
+    def is_awaited(self, model: str) -> bool:
+        """Whether a request for it waits, although nothing can be routed just now."""
+
     def not_ready_reason(self, model: str) -> str:
         """While nothing is ready: why a request for ``model`` must wait, as a sentence's part."""
 

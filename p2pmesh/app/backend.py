@@ -41,6 +41,10 @@ class NodeBackend:
         """Whether any model is routable, or would be loaded for a request."""
         return bool(self.models()) or (self._node is not None and self._node.on_demand.is_ready())
 
+    def is_awaited(self, model: str) -> bool:
+        """Whether a request for it waits, although nothing serves it just now."""
+        return self._node is not None and self._node.router.is_awaited(model)
+
     def not_ready_reason(self, model: str) -> str:
         """What is being done for the model, if it is to come."""
         reason = None if self._node is None else self._node.router.expected_reason(model)

@@ -5,6 +5,7 @@ stall. What is asked again is ``core.journal``'s, whom to ask ``core.routing``'s
 
 A *loss* says nothing against the request: a stage, an engine, a peer or its placement is gone, or answered garbage.
 *Not yet* is what a driver or the router says before a new placement serves. Everything else would be the same anywhere.
+A request that comes just then, for a model that is *awaited*, waits as one that a loss has stalled.
 
 One request must not take down one placement after another: after ``losses_without_token`` losses in a row that a new
 token does not interrupt, its error is the answer. How long a stall may last grows with what was invested: as long as
@@ -76,9 +77,9 @@ def outlook_of(code: ErrorCode) -> Outlook:
 class RecoveryPolicy:
     """Times in microseconds.
 
-    A stall may last as long as the request has run before it, at least ``least_wait_us`` and at most
-    ``longest_wait_us``. A run that was lost is asked again only after a pause, which doubles from ``first_pause_us``
-    to ``longest_pause_us``; another one at once.
+    A request that has met nobody yet waits ``least_wait_us``. A stall may last as long as the request has run before
+    it, at least ``least_wait_us`` and at most ``longest_wait_us``. A run that was lost is asked again only after a
+    pause, which doubles from ``first_pause_us`` to ``longest_pause_us``; another one at once.
     """
 
     least_wait_us: int = 60_000_000
@@ -151,8 +152,10 @@ Effect = Attempt | GiveUp
 class RecoveryMachine:
     """One request that may outlive its drivers; its first attempt is under way when it is made."""
 
-    def __init__(self, started_at: Micros, policy: RecoveryPolicy | None = None) -> None:
+    def __init__(self, started_at: Micros, policy: RecoveryPolicy | None = None, *, is_awaited: bool = False) -> None:
+        """``is_awaited``: the model is known, and if nobody serves it just now somebody is about to."""
         self._policy = policy or RecoveryPolicy()
+        self._is_awaited = is_awaited
         self._started_at = started_at
         self._cause: AttemptFailed | None = None
         """The loss that the present stall began with; None while tokens come."""
@@ -197,7 +200,9 @@ class RecoveryMachine:
     def _on_failure(self, failure: AttemptFailed, now: Micros) -> tuple[Effect, ...]:
         is_first = self._cause is None
         is_loss = self._is_loss(failure)
-        if not is_loss and (is_first or outlook_of(failure.code) is Outlook.FINAL):
+        if not is_loss and (
+            outlook_of(failure.code) is Outlook.FINAL or (is_first and not self._is_worth_waiting(failure))
+        ):
             return (GiveUp(failure.code, failure.text),)
         if is_first:
             self._cause = failure
@@ -215,6 +220,12 @@ class RecoveryMachine:
             self._pause_us = min(2 * self._pause_us, self._policy.longest_pause_us)
         self._is_waiting = True
         return self._attempt(may_repeat=False) if is_loss and failure.reached is not Reached.NOBODY else ()
+
+    def _is_worth_waiting(self, failure: AttemptFailed) -> bool:
+        """A driver that was found and is not ready has just lost its run; one without room says what is so."""
+        if failure.code is ErrorCode.OVERLOADED:
+            return False
+        return self._is_awaited or (failure.reached is Reached.DRIVER and failure.code is ErrorCode.MODEL_NOT_READY)
 
     def _is_loss(self, failure: AttemptFailed) -> bool:
         """A driver that had admitted the request and is not ready any more has lost it."""

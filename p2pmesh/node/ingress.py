@@ -91,7 +91,9 @@ class _Attempts:
         self._request = request
         self._journal = Journal(request)
         self._avoided = Avoided()
-        self._machine = recovery.RecoveryMachine(ingress.clock.now())
+        self._machine = recovery.RecoveryMachine(
+            ingress.clock.now(), is_awaited=ingress.router.is_awaited(request.model)
+        )
         self._reached = Reached.NOBODY
         self._seen = 0
 
@@ -145,7 +147,7 @@ class _Attempts:
         now = self._ingress.clock.now()
         cause = self._machine.cause
         assert cause is not None
-        if self._journal.has_started:
+        if self._journal.recoveries:  # nothing had begun before: it only waited
             self._ingress.tell_recovered(self._request, self._journal, cause, now - self._machine.stalled_at)
         self._machine.handle(recovery.TokenGiven(), now)
 

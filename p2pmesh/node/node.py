@@ -210,6 +210,7 @@ class Node:
             names = frozenset(self.router.models())
             self._report_models("ready", names - told)
             self._report_models("not_routable", told - names)
+            self.router.note_routable(told, names)
             told = names
             self.overlay.board.change_own(wanted=tuple(self.router.awaited(names)))
             await self.overlay.board.changes.wait_beyond(seen)

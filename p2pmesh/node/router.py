@@ -4,8 +4,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
+import trio
+
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_KNOWN_MODELS
 from p2pmesh.core.routing import choose_driver, served_models
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.exchanges import generate_remotely
@@ -18,6 +21,8 @@ from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
 MAX_TOLD_MODELS = 16
 """Names in one event or error; a count says how many there are."""
 MAX_AVOIDED = 16
+MISSED_S = 120.0
+"""So long after its last run a model is still known here; to place it anew takes less, or fails."""
 FIRST_OPEN_S = 30.0
 NEXT_OPEN_S = 3.0
 """Until a driver has taken a request after a loss: while it is waited for no other is asked."""
@@ -67,6 +72,8 @@ class Router:
         self._vigils = vigils
         self._search = search
         self._expected: dict[str, str] = {}
+        self._missed: dict[str, float] = {}
+        """Models that could be routed until then."""
 
     def expect(self, model: str, reason: str = "it is being loaded") -> None:
         """A model that is to come: until it can be routed, requests for it are told to try again, and why."""
@@ -79,6 +86,21 @@ class Router:
     def expected_reason(self, model: str) -> str | None:
         """Why a model that is to come cannot be routed yet; ``None`` for models that nobody here expects."""
         return self._expected.get(model)
+
+    def note_routable(self, before: frozenset[str], now: frozenset[str]) -> None:
+        """Which models could be routed, and which can."""
+        self._missed = {name: at for name, at in self._missed.items() if not self._is_over(at) and name not in now}
+        for name in sorted(before - now)[: MAX_KNOWN_MODELS - len(self._missed)]:
+            self._missed[name] = trio.current_time()
+
+    def is_awaited(self, model: str) -> bool:
+        """Whether somebody served it until lately; what was never served here may take long to come, and is refused."""
+        missed_at = self._missed.get(model)
+        return missed_at is not None and not self._is_over(missed_at)
+
+    @staticmethod
+    def _is_over(missed_at: float) -> bool:
+        return trio.current_time() - missed_at > MISSED_S
 
     def models(self) -> dict[str, ServedModel]:
         """Models that can be routed from here, by name."""
@@ -188,8 +210,8 @@ class Router:
         known = list(self.models())
         if not known:
             return Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
-        if any(model in peer.wanted for peer in self._trusted()):  # between two of its runs, to say the least
-            text = f"{model} is not ready: a peer is about to serve it; try again in a moment"
+        if self.is_awaited(model) or any(model in peer.wanted for peer in self._trusted()):
+            text = f"{model} is not ready: its peers are being placed anew; try again in a moment"
             return Refused(ErrorCode.MODEL_NOT_READY, text)
         return Refused(ErrorCode.MODEL_UNKNOWN, f"no peer serves {model!r}; served are: {_listed(known)}")
 

@@ -33,7 +33,9 @@ NOBODY = AttemptFailed(ErrorCode.MODEL_NOT_READY, "nobody drives it", Reached.NO
 FINAL = {
     code
     for code in ErrorCode
-    if code.value.startswith(("gguf_", "invite_", "passphrase_", "owner_key_", "home_", "hub_", "pass_", "artifact_"))
+    if code.value.startswith(
+        ("gguf_", "invite_", "passphrase_", "owner_key_", "home_", "hub_", "pass_", "artifact_", "grammar_")
+    )
 } | {
     ErrorCode.CONFIG_INVALID, ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_NOT_A_FILE,
     ErrorCode.ARCHITECTURE_UNSUPPORTED, ErrorCode.CUT_UNSUPPORTED, ErrorCode.PORT_IN_USE, ErrorCode.ADDRESS_INVALID,
@@ -50,6 +52,24 @@ def machine(started_at: int = 0) -> RecoveryMachine:
     return RecoveryMachine(Micros(started_at), POLICY)
 
 
+@pytest.mark.parametrize("code", [ErrorCode.MODEL_NOT_READY, ErrorCode.MODEL_UNKNOWN])
+def test_a_model_that_is_awaited_is_waited_for_within_a_deadline(code: ErrorCode) -> None:
+    one = RecoveryMachine(Micros(0), POLICY, is_awaited=True)
+    absent = AttemptFailed(code, "nobody drives it", Reached.NOBODY)
+    assert feed(one, absent, 0) == ()
+    assert feed(one, RoutesChanged(), 10) == (Attempt(may_repeat=False),)
+    assert feed(one, absent, 20) == ()
+    assert feed(one, DeadlinePassed(), 1000) == (GiveUp(code, "nobody drives it; nobody took over in time"),)
+
+
+def test_a_driver_that_has_just_lost_its_run_is_waited_for_and_one_without_room_is_not() -> None:
+    gone = AttemptFailed(ErrorCode.MODEL_NOT_READY, "not driven here", Reached.DRIVER)
+    assert feed(machine(), gone, 0) == ()
+    full = AttemptFailed(ErrorCode.OVERLOADED, "no lane", Reached.DRIVER)
+    one = RecoveryMachine(Micros(0), POLICY, is_awaited=True)
+    assert feed(one, full, 0) == (GiveUp(ErrorCode.OVERLOADED, "no lane"),)
+
+
 def feed(one: RecoveryMachine, event: Event, at: int) -> tuple[Effect, ...]:
     return one.handle(event, Micros(at))
 
@@ -64,8 +84,16 @@ def test_what_would_be_the_same_anywhere_ends_the_request(code: ErrorCode) -> No
     assert feed(machine(), AttemptFailed(code, "no"), 5) == (GiveUp(code, "no"),)
 
 
-@pytest.mark.parametrize("code", [ErrorCode.MODEL_NOT_READY, ErrorCode.MODEL_UNKNOWN, ErrorCode.OVERLOADED])
-@pytest.mark.parametrize("reached", [Reached.NOBODY, Reached.DRIVER])
+@pytest.mark.parametrize(
+    ("reached", "code"),
+    [
+        (Reached.NOBODY, ErrorCode.MODEL_NOT_READY),
+        (Reached.NOBODY, ErrorCode.MODEL_UNKNOWN),
+        (Reached.NOBODY, ErrorCode.OVERLOADED),
+        (Reached.DRIVER, ErrorCode.MODEL_UNKNOWN),
+        (Reached.DRIVER, ErrorCode.OVERLOADED),
+    ],
+)
 def test_a_request_that_finds_no_room_at_first_is_refused_at_once(code: ErrorCode, reached: Reached) -> None:
     assert feed(machine(), AttemptFailed(code, "no", reached), 5) == (GiveUp(code, "no"),)
 

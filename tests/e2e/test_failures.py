@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,14 @@ def test_a_model_waits_for_a_peer_and_comes_back_with_it(peers: Peers, tiny_mode
     after = driver.mark()
     joiner.kill()
     driver.wait_for("waiting_for_peers", after=after)
-    with driver.client() as client:
-        refused = client.post("/v1/completions", json={"model": TINY, "prompt": PROMPT})
-    assert (refused.status_code, refused.headers["retry-after"] != "") == (503, True)
-    peers.join("another", driver.invite, "--max-memory", "1GiB")
-    again = assert_serves_again(driver, after)
+    driver.wait_for("not_routable", after=after)
+    with ThreadPoolExecutor(1) as pool, driver.client() as client:
+        unknown = client.post("/v1/completions", json={"model": "nobodys", "prompt": PROMPT})
+        waits = pool.submit(driver.complete, TINY, PROMPT, max_tokens=8, temperature=0)
+        peers.join("another", driver.invite, "--max-memory", "1GiB")
+        again = assert_serves_again(driver, after)
+        assert len(tokens_of(waits.result(BACK_S))) == 8
+    assert unknown.status_code == 503  # while no model is in view nobody can tell
     assert again["run_id"] != ready["run_id"]
 
 

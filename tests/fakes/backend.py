@@ -46,6 +46,7 @@ class FakeBackend:
     """Of single choices, by their sequence."""
     entry_error: P2PMeshError | None = None
     listings: tuple[ModelListing, ...] = (ModelListing(MODEL, 1_700_000_000),)
+    awaited: tuple[str, ...] = ()
     requests: list[GenerationRequest] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -56,6 +57,9 @@ class FakeBackend:
 
     def is_ready(self) -> bool:
         return bool(self.listings)
+
+    def is_awaited(self, model: str) -> bool:
+        return model in self.awaited
 
     def not_ready_reason(self, model: str) -> str:
         return f"{model[:64]} is not ready: no model is"

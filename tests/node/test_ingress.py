@@ -265,3 +265,43 @@ async def test_losses_of_many_requests_at_once(autojump_clock: MockClock) -> Non
             for index in range(len(requests)):
                 nursery.start_soon(ask, index, mesh)
         assert answers == {index: expected(request) for index, request in enumerate(requests)}
+
+
+async def test_a_request_between_two_runs_waits_for_the_next_one(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        ingress = await mesh.join("ingress", driver, memory_bytes=0)
+        await ingress.wait_routable()
+        await mesh.kill(other)
+        await driver.wait_told("model_withdrawn")
+        for node in (driver, ingress):
+            while node.node.routable_models():
+                await node.node.overlay.board.changes.wait_beyond(node.node.overlay.board.changes.count)
+        answers: dict[str, list[int]] = {}
+        requests = {"driver": mesh.request("one"), "ingress": mesh.request("two")}
+
+        async def ask(name: str, node: MeshNode) -> None:
+            answers[name] = await node.ask(requests[name])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "driver", driver)
+            nursery.start_soon(ask, "ingress", ingress)
+            await trio.sleep(5)
+            assert answers == {}
+            await mesh.join("spare", driver)
+        assert answers == {name: expected(request) for name, request in requests.items()}
+        assert ingress.told("request_recovered") == []
+
+
+async def test_a_request_for_a_model_that_does_not_come_back_is_refused_after_a_deadline(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        await mesh.kill(other)
+        await driver.wait_told("not_routable")
+        started = trio.current_time()
+        with pytest.raises(P2PMeshError) as raised:
+            await driver.ask(mesh.request())
+        assert raised.value.code is ErrorCode.MODEL_NOT_READY
+        assert 60 <= trio.current_time() - started < 70

@@ -2,7 +2,8 @@
 
 Owns the order of things on the connection, and that a request with several choices is as many generations, a bounded
 number at a time. Errors before the first byte become an HTTP status; therefore nothing is sent before a driver has
-admitted a choice (``GenerationStarted``). What a body means stays with the shapes.
+admitted a choice (``GenerationStarted``), unless a stream waits so long for it that somebody on the way may take
+silence for death. What a body means stays with the shapes.
 """
 
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from p2pmesh.api.errors import error_of
 from p2pmesh.api.exchange import (
     ClientGone,
     EventStream,
+    Headers,
     encode_json,
     internal_error,
     is_client_gone,
@@ -51,6 +53,10 @@ from p2pmesh.wire.generation import (
 
 CONCURRENT_CHOICES = 8
 """Choices of one request that are generated at a time: one client must not take all lanes of a model."""
+
+
+LATE_S = 10.0
+"""A stream that nobody has admitted by then is opened, and kept alive: a placement may be on its way."""
 
 
 class Answer(Protocol):
@@ -91,7 +97,8 @@ class GenerationEndpoint:
             if call.is_streamed:
                 stream = EventStream(send)
                 nursery.start_soon(_ping, stream, nursery.cancel_scope)
-                answer = StreamedAnswer(self._backend, self._shape, call, stream, send)
+                answer = streamed = StreamedAnswer(self._backend, self._shape, call, stream, send)
+                nursery.start_soon(_open_late, streamed, nursery.cancel_scope)
             else:
                 answer = WholeAnswer(self._backend, self._shape, call, send)
             await self._generate(call, answer)
@@ -100,7 +107,7 @@ class GenerationEndpoint:
     async def _accept(self, scope: Scope, receive: Receive) -> Call:
         body = decode_object(await read_body(scope, receive))
         call = self._shape.parse(body, request_id_of(scope), self._backend.random_seed)
-        if not self._backend.is_ready():
+        if not self._backend.is_ready() and not self._backend.is_awaited(call.request.model):
             raise Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(call.request.model))
         return call
 
@@ -157,6 +164,14 @@ async def cancel_on_disconnect(receive: Receive, scope: trio.CancelScope) -> Non
 async def _ping(stream: EventStream, scope: trio.CancelScope) -> None:
     try:
         await stream.ping_when_silent()
+    except ClientGone:
+        scope.cancel()
+
+
+async def _open_late(answer: "StreamedAnswer", scope: trio.CancelScope) -> None:
+    try:
+        await trio.sleep(LATE_S)
+        await answer.open(())
     except ClientGone:
         scope.cancel()
 
@@ -309,13 +324,22 @@ class StreamedAnswer(_AnswerFacts):
         self._send = send
         self._events: StreamShape = shape.stream(call)
         self._is_open = trio.Event()
+        self._opening = trio.Lock()
+
+    async def open(self, facts: Headers) -> None:
+        """Sends the headers, and as comments what is known only when they are gone."""
+        async with self._opening:
+            if not self._stream.has_started():
+                await self._stream.start(facts)
+            elif facts:
+                await self._stream.comment(*(f"{name.decode()}: {value.decode()}" for name, value in facts))
 
     async def begin(self, index: int, started: GenerationStarted) -> None:
         """Sends the headers with the first choice, and what opens each."""
         is_first = self._started is None
         self._note_start(index, started)
         if is_first:
-            await self._stream.start(self._route_headers())
+            await self.open(self._route_headers())
             await self._write(self._events.begin(self._head()))
             self._is_open.set()
         await self._is_open.wait()
@@ -346,9 +370,10 @@ class StreamedAnswer(_AnswerFacts):
 
     async def fail(self, error: P2PMeshError) -> None:
         """An HTTP status before the first byte, an event after it."""
-        if not self._stream.has_started():
-            await _send_refusal(self._send, self._backend, self._shape, error)
-            return
+        async with self._opening:
+            if not self._stream.has_started():
+                await _send_refusal(self._send, self._backend, self._shape, error)
+                return
         await self._write(self._events.fail(error))
         await self._stream.end()
 

@@ -357,3 +357,38 @@ async def test_more_token_ids_than_peers_take_are_too_large() -> None:
     body = {"model": MODEL, "prompt": [1] * (MAX_PROMPT_TOKENS + 1)}
     client = await ask(FakeBackend(), "/v1/completions", json.dumps(body).encode())
     assert (client.status, client.json()["error"]["param"]) == (413, "prompt")
+
+
+async def wait_long() -> None:
+    await trio.sleep(30)
+
+
+async def test_a_stream_that_waits_for_a_driver_is_opened_late_and_kept_alive(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    client = await ask(FakeBackend(script=(wait_long, *say("Hel", "lo"))), stream=True)
+    assert client.status == 200
+    assert client.text.startswith(": keep-alive\n\n" * 4)
+    assert f": x-p2pmesh-run-id: {RUN_ID.hex()}\n" in client.text
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in client.events()[:-1]] == ["", "Hel", "lo", None]
+
+
+async def test_a_stream_that_waited_in_vain_ends_with_an_event(autojump_clock: trio.testing.MockClock) -> None:
+    gone = Refused(ErrorCode.MODEL_NOT_READY, "nobody took over in time")
+    client = await ask(FakeBackend(script=(wait_long, gone)), stream=True)
+    assert (client.status, client.is_complete) == (200, True)
+    assert client.events()[-1]["error"]["code"] == "model_not_ready"
+
+
+async def test_a_whole_answer_that_waited_in_vain_is_an_error_alone(autojump_clock: trio.testing.MockClock) -> None:
+    gone = Refused(ErrorCode.MODEL_NOT_READY, "nobody took over in time")
+    client = await ask(FakeBackend(script=(wait_long, gone)))
+    assert (client.status, client.json()["error"]["code"]) == (503, "model_not_ready")
+
+
+async def test_a_request_for_a_model_that_is_awaited_is_taken_though_nothing_is_ready() -> None:
+    backend = FakeBackend(listings=(), awaited=(MODEL,))
+    await ask(backend)
+    assert [request.model for request in backend.requests] == [MODEL]
+    await ask(other := FakeBackend(listings=()))
+    assert other.requests == []
