@@ -1,10 +1,9 @@
-"""Battery and load of this machine. Implements ``ports.machine``; what follows from a reading is ``core``'s."""
+"""Battery and load of this machine, for ``machine``; what follows from a reading is ``core``'s."""
 
 import os
 from contextlib import suppress
 
 import psutil  # type: ignore[import-untyped]
-import trio
 
 from p2pmesh.core.owner_wishes import MachineLoad
 
@@ -18,10 +17,6 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float] | None = None
-
-    async def __call__(self) -> MachineLoad:
-        """See ``ports.machine.ReadLoad``; some drivers answer late, so it is made beside the node."""
-        return await trio.to_thread.run_sync(self.read)
 
     def read(self) -> MachineLoad:
         """A reading; takes milliseconds."""

@@ -56,7 +56,7 @@ class Backend(Protocol):
     def status(self) -> dict[str, Any]:
         """What ``GET /api/status`` answers: values that JSON can hold."""
 
-    def peers(self) -> dict[str, Any]:
+    async def peers(self) -> dict[str, Any]:
         """What ``GET /api/peers`` answers: peers and links as ``p2pmesh plan`` reads them; ``Refused`` at the start."""
 
     def new_request_id(self) -> bytes:

@@ -41,7 +41,7 @@ def console_app(
 
     async def peers(request: Request) -> Response:
         try:
-            return guard(request) or json_response(backend.peers())
+            return guard(request) or json_response(await backend.peers())
         except P2PMeshError as error:
             return error_response(error)
 

@@ -70,9 +70,9 @@ class NodeBackend:
         """Facts for the console."""
         return self._node.status() if self._node is not None else {"phase": "starting"}
 
-    def peers(self) -> dict[str, Any]:
+    async def peers(self) -> dict[str, Any]:
         """Peers and links for a plan."""
-        return self._running().peers()
+        return await self._running().peers()
 
     # --- the founder's desk (``api.invites.InviteDesk``) ---------------------------
     async def create_invite(self, life_s: int, max_uses: int) -> dict[str, Any]:

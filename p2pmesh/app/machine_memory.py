@@ -19,12 +19,17 @@ def offered_memory_bytes(given: int | None, choice: DeviceChoice = PROCESSOR_ALO
     """
     if given is not None:
         return given
+    return max(0, int(offered_of_bytes(choice) * SHARE_OF_AVAILABLE_MEMORY) - RESERVE_BYTES)
+
+
+def offered_of_bytes(choice: DeviceChoice) -> int:
+    """What is available now where stages will lie, of which a part is offered."""
     available = available_memory_bytes()
-    if choice.is_whole:
-        on_devices = sum(device.free_bytes for device in choice.devices)
-        shares_memory = any(device.type == "integrated_gpu" for device in choice.devices)
-        available = min(on_devices, available) if shares_memory else on_devices
-    return max(0, int(available * SHARE_OF_AVAILABLE_MEMORY) - RESERVE_BYTES)
+    if not choice.is_whole:
+        return available
+    on_devices = sum(device.free_bytes for device in choice.devices)
+    shares_memory = any(device.type == "integrated_gpu" for device in choice.devices)
+    return min(on_devices, available) if shares_memory else on_devices
 
 
 def available_memory_bytes() -> int:

@@ -13,10 +13,16 @@ Strict: each mistake is one line with its place and what would be right. Keys of
     excluded_models = ["name, or digest", …]
     spared = false                 # it runs on battery, or its owner uses it: others come first
     decode_bytes_per_s = "8GB"     # measured: weights read in a second of decoding; 0 is unknown
+    memory_bytes_per_s = "12GB"    # copied; stands in where nothing was decoded yet
     has_model = false              # nothing need be fetched; or on_disk = ["sha256 of a model", …]
     behind_nat = false
     rank = 0                       # peers of a higher rank are taken only where those of rank 0 do not suffice
     label = "the old laptop"       # shown instead of the name
+
+    [[peers.speeds]]               # by kind of model, instead of decode_bytes_per_s
+    architecture = "llama"
+    size_class = 12                # binary digits of the MiB that a token reads
+    decode_bytes_per_s = "7GB"
 
     [[links]]                      # of two peers, in any order; those that are not there are unknown
     between = ["laptop", "desk"]
@@ -34,11 +40,20 @@ from typing import Any
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_EXCLUDED_MODELS, MAX_LAYERS, MAX_LINK_BYTES_PER_S, MAX_LINK_RTT_US, MAX_NAME_BYTES
-from p2pmesh.base.quantities import MIB, parse_size_bytes
+from p2pmesh.base.limits import (
+    MAX_EXCLUDED_MODELS,
+    MAX_LAYERS,
+    MAX_LINK_BYTES_PER_S,
+    MAX_LINK_RTT_US,
+    MAX_NAME_BYTES,
+    MAX_PROFILE_SPEEDS,
+)
+from p2pmesh.base.quantities import MIB, UnixMillis, parse_size_bytes
 from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.request import PlanningPeer
+from p2pmesh.core.speeds import Speed, decode_speed_for, decode_speed_of_memory
+from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.schema import is_line
 
 MAX_FILE_BYTES = 16 * MIB
@@ -59,16 +74,22 @@ class KnownPeers:
     on_disk: Mapping[PeerId, frozenset[str]]
     links: LinkMatrix
     excluded_models: Mapping[PeerId, tuple[str, ...]]
+    speeds: Mapping[PeerId, tuple[Speed, ...]]
 
-    def having(self, name: str, digest: str) -> tuple[PlanningPeer, ...]:
-        """The peers, those marked that have this model, and those whose owners do not want it."""
-        return tuple(
-            replace(
-                peer,
-                has_model=peer.has_model or digest in self.on_disk[peer.peer_id],
-                is_excluded=peer.is_excluded or excludes(self.excluded_models[peer.peer_id], name, digest),
-            )
-            for peer in self.peers
+    def having(self, model: ModelFile, read_bytes: int) -> tuple[PlanningPeer, ...]:
+        """The peers, those marked that have this model, and those whose owners do not want it, with its kind's speed.
+
+        A token reads ``read_bytes`` of it.
+        """
+        return tuple(self._for(peer, model, read_bytes) for peer in self.peers)
+
+    def _for(self, peer: PlanningPeer, model: ModelFile, read_bytes: int) -> PlanningPeer:
+        known = decode_speed_for(self.speeds[peer.peer_id], model.index.architecture, read_bytes)
+        return replace(
+            peer,
+            has_model=peer.has_model or model.digest in self.on_disk[peer.peer_id],
+            is_excluded=peer.is_excluded or excludes(self.excluded_models[peer.peer_id], model.name, model.digest),
+            decode_bytes_per_s=known or peer.decode_bytes_per_s,
         )
 
 
@@ -190,7 +211,8 @@ class _Fields:
 
 _PEER_KEYS = (
     "name", "memory", "max_memory", "max_layers", "excluded", "decode_bytes_per_s", "has_model", "on_disk",
-    "behind_nat", "rank", "label", "spared", "excluded_models",
+    "behind_nat", "rank", "label", "spared", "excluded_models", "speeds",
+    "memory_bytes_per_s",
 )  # fmt: skip
 
 
@@ -200,6 +222,7 @@ def _decode(value: Any) -> KnownPeers:
     labels: dict[PeerId, str] = {}
     on_disk: dict[PeerId, frozenset[str]] = {}
     excluded: dict[PeerId, tuple[str, ...]] = {}
+    speeds: dict[PeerId, tuple[Speed, ...]] = {}
     for at, row in enumerate(top.rows("peers", MAX_PEERS)):
         fields = _Fields(row, f"peers[{at}]", _PEER_KEYS)
         peer = _decode_peer(fields)
@@ -209,16 +232,27 @@ def _decode(value: Any) -> KnownPeers:
         labels[peer.peer_id] = fields.text("label", peer.peer_id) or peer.peer_id
         on_disk[peer.peer_id] = frozenset(map(str, fields.rows("on_disk", MAX_ON_DISK)))
         excluded[peer.peer_id] = tuple(map(str, fields.rows("excluded_models", MAX_EXCLUDED_MODELS)))
+        speeds[peer.peer_id] = _decode_speeds(fields, f"peers[{at}]")
     if not peers:
         raise _WrongError("it has no peers; write [[peers]] tables with name and memory")
     named = top.text("coordinator") if top.has("coordinator") else None
     if named is not None and named not in peers:
         raise _WrongError(f"coordinator is {named!r}, which is none of the peers")
     coordinator = None if named is None else PeerId(named)
-    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, _links(top, peers), excluded)
+    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, _links(top, peers), excluded, speeds)
+
+
+def _decode_speeds(fields: _Fields, place: str) -> tuple[Speed, ...]:
+    found = []
+    for at, row in enumerate(fields.rows("speeds", MAX_PROFILE_SPEEDS)):
+        one = _Fields(row, f"{place}.speeds[{at}]", ("architecture", "size_class", "decode_bytes_per_s"))
+        rate = one.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S)
+        found.append(Speed(one.text("architecture"), one.whole("size_class", 64), rate, 0, UnixMillis(0)))
+    return tuple(found)
 
 
 def _decode_peer(fields: _Fields) -> PlanningPeer:
+    memory_speed = decode_speed_of_memory(fields.size("memory_bytes_per_s", MAX_LINK_BYTES_PER_S, 0))
     return PlanningPeer(
         peer_id=PeerId(fields.text("name")),
         free_bytes=fields.size("memory", _MOST_BYTES),
@@ -226,7 +260,7 @@ def _decode_peer(fields: _Fields) -> PlanningPeer:
         most_bytes=fields.size("max_memory", _MOST_BYTES) if fields.has("max_memory") else None,
         most_layers=fields.whole("max_layers", MAX_LAYERS) if fields.has("max_layers") else None,
         is_excluded=fields.flag("excluded"),
-        decode_bytes_per_s=fields.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S, 0),
+        decode_bytes_per_s=fields.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S, 0) or memory_speed,
         has_model=fields.flag("has_model"),
         is_behind_nat=fields.flag("behind_nat"),
         is_spared=fields.flag("spared"),

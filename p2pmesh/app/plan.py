@@ -26,7 +26,7 @@ from p2pmesh.core.planning.outcome import (
     StepEstimate,
 )
 from p2pmesh.core.planning.planner import plan_placement
-from p2pmesh.core.planning.request import DEFAULT_TARGET_US, PlanRequest
+from p2pmesh.core.planning.request import DEFAULT_TARGET_US, PlanningPeer, PlanRequest
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.dtype import WireDtype
@@ -76,6 +76,7 @@ def make_plan(options: PlanOptions) -> Facts:
         "wire_dtype": options.wire_dtype.label,
         "peers_from": "the running node" if options.peers is None else str(options.peers),
         "peer_count": len(known.peers),
+        "peers": [_describe_peer(peer, known.labels[peer.peer_id]) for peer in request.peers],
         **_Described(request, known).outcome(plan),
     }
 
@@ -93,14 +94,29 @@ def _request(options: PlanOptions, model: ModelFile, known: KnownPeers) -> PlanR
     serving = ServingOptions(options.stage_count, contexts[0], lanes[0], options.wire_dtype)
     clearance = with_clearance(serving, model, options.model, options.home).clearance
     shapes = [(context, count) for context in contexts for count in lanes]
+    planned = planning_model(model.index, shapes, wire_dtype=options.wire_dtype, clearance=clearance)
     return PlanRequest(
-        planning_model(model.index, shapes, wire_dtype=options.wire_dtype, clearance=clearance),
-        known.having(model.name, model.digest),
+        planned,
+        known.having(model, sum(planned.reads) + planned.output_reads),
         known.coordinator,
         options.stage_count,
         known.links,
         target_us=round(options.target_ms * 1000),
     )
+
+
+def _describe_peer(peer: PlanningPeer, label: str) -> Facts:
+    """What the plan knows of it; null: no cap."""
+    return {
+        "peer": peer.peer_id,
+        "label": label,
+        "offered_bytes": peer.offered_bytes,
+        "max_layers": peer.most_layers,
+        "excluded": peer.is_excluded,
+        "spared": peer.is_spared,
+        "decode_bytes_per_s": peer.decode_bytes_per_s,
+        "has_model": peer.has_model,
+    }
 
 
 class _Described:

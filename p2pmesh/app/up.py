@@ -20,6 +20,7 @@ from typing import Any, cast
 import trio
 
 from p2pmesh import __version__
+from p2pmesh.adapters.cgroups import processor_quota
 from p2pmesh.adapters.clock import SystemEntropy, TrioClock
 from p2pmesh.adapters.credential_files import HomeCredentials
 from p2pmesh.adapters.grant_file import HomeGrants
@@ -29,7 +30,7 @@ from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_cre
 from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.speed_file import SpeedFile
-from p2pmesh.adapters.machine_load import LoadMeter
+from p2pmesh.adapters.machine import ThisMachine
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.private_files import remove_drafts
@@ -45,7 +46,7 @@ from p2pmesh.app.device_choice import choose
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, choose_standing, read_invite
-from p2pmesh.app.machine_memory import available_memory_bytes, offered_memory_bytes
+from p2pmesh.app.machine_memory import available_memory_bytes, offered_memory_bytes, offered_of_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.model_shelf import OwnersModels
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
@@ -219,7 +220,7 @@ class _Command:
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
         engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine"), self._devices))
         parts = NodeParts(
-            neighbours, self._models.store, engines, HomeGrants(self._options.home), LoadMeter(), self._shelf,
+            neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
             SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices),
         )  # fmt: skip
@@ -237,6 +238,11 @@ class _Command:
             artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=False),
         )
         return Node(parts, settings, self._report)
+
+    def _machine(self) -> ThisMachine:
+        memory_bytes = offered_of_bytes(self._devices)
+        folder = self._options.home / "cache" / "speeds"
+        return ThisMachine(folder, self._devices, usable_threads(), processor_quota(), memory_bytes)
 
     async def _serve(self, node: Node) -> None:
         async with trio.open_nursery() as nursery:

@@ -54,12 +54,15 @@ def describe_plan(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["refusal"] is not None:
         yield f"no placement ({facts['refusal']['reason']}): {facts['refusal']['message']}"
     else:
-        yield from _describe_placement(facts["placement"], facts["wire_dtype"])
+        by_id = {peer["peer"]: peer for peer in facts["peers"]}
+        yield from _describe_placement(facts["placement"], facts["wire_dtype"], by_id)
     yield from _describe_runner_ups(facts["runner_ups"])
     yield from _describe_unused(facts["unused"])
 
 
-def _describe_placement(placement: Mapping[str, Any], wire_dtype: str) -> Iterator[str]:
+def _describe_placement(
+    placement: Mapping[str, Any], wire_dtype: str, peers: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
     lanes = _count(placement["lanes"], "lane")
     yield f"context {placement['context_tokens']} tokens, {lanes}, {wire_dtype} between peers"
     yield ""
@@ -71,12 +74,24 @@ def _describe_placement(placement: Mapping[str, Any], wire_dtype: str) -> Iterat
             "needs": format_size(stage["needed_bytes"]),
             "of": format_size(stage["offered_bytes"]),
             "full": f"{100 * stage['needed_bytes'] // max(1, stage['offered_bytes'])} %",
+            "reads": _speed(peers[stage["peer"]]["decode_bytes_per_s"]),
+            "owner": _wishes(peers[stage["peer"]]),
         }
         for at, stage in enumerate(placement["stages"])
     ]
     yield from describe_table(rows)
     yield ""
     yield from _describe_estimate(placement["estimate"], len(rows))
+
+
+def _speed(bytes_per_s: int) -> str:
+    return f"{bytes_per_s / 1e9:.1f} GB/s" if bytes_per_s else "?"
+
+
+def _wishes(peer: Mapping[str, Any]) -> str:
+    parts = [f"at most {peer['max_layers']} layers"] if peer["max_layers"] is not None else []
+    parts += ["rather not"] if peer["spared"] else []
+    return ", ".join(parts) or "-"
 
 
 def _describe_estimate(estimate: Mapping[str, Any], stages: int) -> Iterator[str]:

@@ -8,9 +8,10 @@ kept is the adapters' affair.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2pmesh.base.limits import MAX_PROFILE_SPEEDS
 from p2pmesh.base.quantities import UnixMillis
 
-MAX_SPEEDS = 24
+MAX_SPEEDS = MAX_PROFILE_SPEEDS
 """Of one peer; the oldest goes."""
 REFRESH_MS = 7 * 24 * 3600 * 1000
 """A measurement is taken over whatever it says once the old one is of this age."""

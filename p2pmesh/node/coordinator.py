@@ -212,6 +212,7 @@ class Coordinator:
         while True:
             await self._stand_by()
             seen = self._parts.overlay.board.changes.count
+            await self._parts.profiles.refresh()
             planned = self._plan()
             if isinstance(planned, Placement):
                 self._report("placement", describe_placement(self._model.name, planned))
@@ -253,7 +254,9 @@ class Coordinator:
             is_excluded=excludes(stages.wishes.excluded_models, self._model.name, self._model.digest),
             is_spared=is_spared(said),
         )
-        peers = (own, *self._candidates.admitted(self._model.digest, with_failed=with_failed))
+        others = self._candidates.admitted(self._model.digest, with_failed=with_failed)
+        reads = sum(self._planning_model.reads) + self._planning_model.output_reads
+        peers = self._parts.profiles.refined((own, *others), self._model, reads)
         links = self._parts.links.matrix()
         return PlanRequest(self._planning_model, peers, own_peer, self._options.stage_count, links)
 

@@ -25,11 +25,12 @@ from p2pmesh.node.exchanges import DriverExchanges
 from p2pmesh.node.ingress import Ingress
 from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
-from p2pmesh.node.machine_watch import watch_load
+from p2pmesh.node.machine_watch import MachineWatch
 from p2pmesh.node.on_demand import OnDemand, OnDemandOptions, OnDemandParts
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.peers_view import describe_peers
+from p2pmesh.node.profiles import Profiles
 from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
@@ -45,7 +46,7 @@ from p2pmesh.node.tokenizing import TextOrTokens, TokenizeExchanges
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
-from p2pmesh.ports.machine import ReadLoad, SpeedStore
+from p2pmesh.ports.machine import Machine, SpeedStore
 from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
@@ -59,8 +60,8 @@ class NodeParts:
     store: ModelStore
     launcher: EngineLauncher
     grants: GrantStore
-    read_load: ReadLoad | None = None
-    """None where nobody looks at the machine."""
+    machine: Machine | None = None
+    """None where nobody looks at it."""
     shelf: ModelShelf | None = None
     """Models that may be served without being named; None for none."""
     memory_left: Callable[[], int | None] = lambda: None
@@ -89,6 +90,8 @@ class Node:
         artifact_ports = ArtifactPorts(parts.store, ports.clock, self.links.note_transfer, report)
         self.artifacts = Artifacts(self.overlay, artifact_ports, settings.artifact_transfer)
         self.speeds = Speeds(ports.clock, parts.speeds)
+        self._machine = MachineWatch(parts.machine, self.overlay.board, settings.wishes, self.speeds)
+        self.profiles = Profiles(self.overlay, ports.clock, self._machine.profile)
         self.stages = Stages(
             self.overlay,
             StageParts(
@@ -144,8 +147,7 @@ class Node:
             nursery.start_soon(self._connections.run)
             nursery.start_soon(self.records.run)
             nursery.start_soon(self._identity_guard.run)
-            if self._parts.read_load is not None:
-                nursery.start_soon(watch_load, self._parts.read_load, self.overlay.board)
+            nursery.start_soon(self._machine.run)
             nursery.start_soon(self.on_demand.run)
             task_status.started()
 
@@ -176,7 +178,7 @@ class Node:
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
-            self.vigils,
+            self.vigils, self.profiles,
         )  # fmt: skip
         return Coordinator(parts, model, options, self._report)
 
@@ -296,9 +298,10 @@ class Node:
             self.liveness,
         ) | {"artifacts": self.artifacts.describe(), "on_demand": self.on_demand.describe()}  # fmt: skip
 
-    def peers(self) -> dict[str, Any]:
-        """What a plan is made from."""
-        return describe_peers(self.overlay, self.stages, self.links.matrix())
+    async def peers(self) -> dict[str, Any]:
+        """What a plan is made from; peers are asked for what is not known of them."""
+        await self.profiles.refresh()
+        return describe_peers(self.overlay, self.stages, self.links.matrix(), self.profiles)
 
     def change_trust(self, trust: TrustStore) -> None:
         """The operator trusts differently from now on."""

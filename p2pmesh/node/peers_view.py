@@ -12,16 +12,18 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.core.links import LinkMatrix
 from p2pmesh.node.candidates import is_behind_nat, is_spared
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.profiles import Profiles, speeds_of
 from p2pmesh.node.stages import Stages
 from p2pmesh.wire.announcement import Announcement
+from p2pmesh.wire.profile import Profile
 
 
-def describe_peers(overlay: Overlay, stages: Stages, links: LinkMatrix) -> dict[str, Any]:
+def describe_peers(overlay: Overlay, stages: Stages, links: LinkMatrix, profiles: Profiles) -> dict[str, Any]:
     """``stages`` are this node's, which say what it offers now. It stands among the peers, as their ``coordinator``."""
     own = replace(overlay.board.own(), free_bytes=stages.free_bytes, decode_bytes_per_s=stages.decode_bytes_per_s)
     others = overlay.trust.admitted(overlay.board.others())
-    peers = [_describe(own, 0)]
-    peers += [_describe(one, overlay.trust.rank(one)) for one in others]
+    told = [(own, 0), *((one, overlay.trust.rank(one)) for one in others)]
+    peers = [_describe(one, rank) | _describe_profile(profiles.find(PeerId(one.peer_id))) for one, rank in told]
     return {
         "coordinator": overlay.own_peer,
         "peers": peers,
@@ -41,6 +43,17 @@ def _describe(peer: Announcement, rank: int) -> dict[str, Any]:
         "spared": is_spared(peer),
         **({"max_layers": peer.max_layers} if peer.max_layers else {}),
     }
+
+
+def _describe_profile(profile: Profile | None) -> dict[str, Any]:
+    if profile is None:
+        return {}
+    speeds = [
+        {"architecture": one.architecture, "size_class": one.size_class, "decode_bytes_per_s": one.decode_bytes_per_s}
+        for one in speeds_of(profile)
+    ]
+    excluded = list(profile.excluded_models)
+    return {"speeds": speeds, "memory_bytes_per_s": profile.memory_bytes_per_s, "excluded_models": excluded}
 
 
 def _links(peers: Sequence[PeerId], links: LinkMatrix) -> list[dict[str, Any]]:

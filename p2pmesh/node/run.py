@@ -24,6 +24,7 @@ from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.profiles import Profiles
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.node.stage_orders import StageOrders, stage_addresses
@@ -57,6 +58,7 @@ class CoordinatorParts:
     links: Links
     claims: Claims
     vigils: Vigils
+    profiles: Profiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,37 @@
 """What the node asks of the machine that it runs on."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from p2pmesh.core.devices import Device
 from p2pmesh.core.owner_wishes import MachineLoad
 from p2pmesh.core.speeds import Speed
 
 
-class ReadLoad(Protocol):
-    """Looks at the battery, and at what other programs take."""
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What engines have of it. ``used`` are the devices that stages run on; ``available_bytes`` is their memory, of
+    which the owner gives a part. ``processor_quota_milli`` 0: no limit.
+    """
 
-    async def __call__(self) -> MachineLoad:
-        """A reading now."""
+    threads: int = 0
+    processor_quota_milli: int = 0
+    available_bytes: int = 0
+    devices: tuple[Device, ...] = ()
+    used: frozenset[str] = frozenset()
+
+
+class Machine(Protocol):
+    """The machine."""
+
+    def facts(self) -> MachineFacts:
+        """As they were at the start."""
+
+    async def read_load(self) -> MachineLoad:
+        """Battery, and what other programs take, now."""
+
+    async def memory_bytes_per_s(self) -> int:
+        """Bytes that its memory copies in a second, measured of late or now; 0: it cannot be measured."""
 
 
 class SpeedStore(Protocol):

@@ -59,6 +59,7 @@ from p2pmesh.base.limits import (
 from p2pmesh.wire.announcement import PEER_HASH_BYTES, PEER_ID_SHAPE
 from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.generation import MAX_SEED
+from p2pmesh.wire.profile import Profile, ProfileQuery
 from p2pmesh.wire.schema import (
     Boolean,
     Bytes,
@@ -602,6 +603,8 @@ KINDS: dict[str, type] = {
     "link_bytes": LinkBytes,
     "identity_query": IdentityQuery,
     "identity_answer": IdentityAnswer,
+    "profile_query": ProfileQuery,
+    "profile": Profile,
     "probe": Probe,
     "probe_answer": ProbeAnswer,
     "probe_request": ProbeRequest,

@@ -1,6 +1,7 @@
 """Files of peers: what they mean, and one clear line for each mistake."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 
 from p2pmesh.app.peers_file import MAX_PEERS, KnownPeers, decode_peers, read_peers_file
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.base.ids import PeerId
+from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import GIB, MIB
 from p2pmesh.core.links import PairLink
 from p2pmesh.core.planning.request import PlanningPeer
+from p2pmesh.ports.models import ModelFile
+from tests.fakes.models import fake_model
 
 DIGEST = "ab" * 32
 TOML = f"""
@@ -48,6 +51,34 @@ def file_of(tmp_path: Path, text: str, name: str = "peers.toml") -> Path:
     return path
 
 
+def model_of(digest: str, name: str = "m") -> ModelFile:
+    return replace(fake_model(), name=name, digest=Digest(digest))
+
+
+def test_caps_and_speeds_count_for_the_models_that_they_are_of(tmp_path: Path) -> None:
+    text = """
+[[peers]]
+name = "laptop"
+memory = "1GiB"
+excluded_models = ["Other"]
+spared = true
+decode_bytes_per_s = 5
+speeds = [
+  { architecture = "llama", size_class = 3, decode_bytes_per_s = 30 },
+  { architecture = "gemma3", size_class = 9, decode_bytes_per_s = 90 },
+]
+[[peers]]
+name = "desk"
+memory = "1GiB"
+memory_bytes_per_s = 100
+"""
+    known = read_peers_file(file_of(tmp_path, text))
+    laptop, desk = known.having(model_of(DIGEST), 5 << 20)
+    assert (laptop.is_spared, laptop.is_excluded, laptop.decode_bytes_per_s) == (True, False, 30)
+    assert (desk.is_spared, desk.decode_bytes_per_s) == (False, 50)
+    assert [peer.is_excluded for peer in known.having(model_of(DIGEST, "other"), 0)] == [True, False]
+
+
 def check_is_whole(known: KnownPeers) -> None:
     laptop, desk = known.peers
     assert laptop == PlanningPeer(
@@ -57,8 +88,8 @@ def check_is_whole(known: KnownPeers) -> None:
     assert desk == PlanningPeer(PeerId("desk"), GIB, rank=1, is_excluded=True)
     assert (known.coordinator, known.labels) == ("laptop", {"laptop": "the old laptop", "desk": "desk"})
     assert known.links.between(PeerId("desk"), PeerId("laptop")) == PairLink(12_500, 10 * MIB, True)
-    assert [peer.has_model for peer in known.having("m", DIGEST)] == [True, True]
-    assert [peer.has_model for peer in known.having("m", "cd" * 32)] == [True, False]
+    assert [peer.has_model for peer in known.having(model_of(DIGEST), 0)] == [True, True]
+    assert [peer.has_model for peer in known.having(model_of("cd" * 32), 0)] == [True, False]
 
 
 def test_a_toml_file_says_who_offers_what_and_how_far_they_are(tmp_path: Path) -> None:

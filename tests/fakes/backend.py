@@ -110,7 +110,7 @@ class FakeBackend:
     def status(self) -> dict[str, Any]:
         return {"peer_id": "fake", "models": [listing.id for listing in self.listings]}
 
-    def peers(self) -> dict[str, Any]:
+    async def peers(self) -> dict[str, Any]:
         if not self.listings:
             raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")
         return {"coordinator": "fake", "peers": [{"name": "fake", "memory": 0}], "links": []}

@@ -191,7 +191,7 @@ class Mesh:
             )  # fmt: skip
             reports: list[MeshNode] = []
             parts = NodeParts(
-                ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("read_load"),
+                ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("machine"),
                 given.get("shelf"), given.get("memory_left", lambda: None), given.get("on_demand", OnDemandOptions()),
             )  # fmt: skip
             node = Node(parts, settings, lambda event, f: reports[0].report(event, f))

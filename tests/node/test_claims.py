@@ -241,7 +241,7 @@ async def test_a_successor_that_can_never_place_the_model_lives_on(autojump_cloc
         assert "no peer could help" in waiting["message"]
         await trio.sleep(5)
         assert not three.first.is_dead.is_set()
-        assert three.first.node.peers()
+        assert await three.first.node.peers()
 
 
 async def test_a_promise_that_was_not_stored_is_not_given_when_asked_again(autojump_clock: MockClock) -> None:

@@ -26,12 +26,12 @@ async def test_a_plan_can_be_made_from_what_a_running_node_tells(autojump_clock:
         assert placement["predicted_tpot_us"] == ready["predicted_tpot_us"]
         assert ready["predicted_tpot_us"] >= 2 * DECODE_US
         await trio.sleep(60)  # until the speed was announced
-        told = founder.node.peers()
+        told = await founder.node.peers()
         known = decode_peers(json.loads(json.dumps(told)), "the node")
         assert known.coordinator == founder.peer
         assert [peer.peer_id for peer in known.peers] == [founder.peer, joiner.peer]
         assert known.labels[joiner.peer] == "joiner"
-        assert [peer.has_model for peer in known.having(MODEL.name, MODEL.digest)] == [True, False]
+        assert [peer.has_model for peer in known.having(MODEL, 0)] == [True, False]
         assert [peer.decode_bytes_per_s > 0 for peer in known.peers] == [True, True]
         free = [peer.free_bytes for peer in known.peers]
         assert free[0] == founder.node.stages.free_bytes

@@ -46,10 +46,12 @@ def explain_shortage(
     offered = sum(peer.offered_bytes for peer in considered.peers)
     usable = sum(seat.usable_bytes for seat in considered.seats)
     parts = "" if most > 1 else " on one peer"
+    capped = sum(peer.most_layers is not None and peer.most_layers < model.layer_count for peer in considered.peers)
+    caps = f", {capped} of them with a cap on layers," if capped else ""
     text = (
         f"the model needs {format_size(tables.whole_bytes)}{parts} (context and lanes included), "
-        f"{len(considered.peers)} peers offer {format_size(offered)}, {format_size(usable)} of it within their head "
-        "room; add a peer, raise --max-memory, or lower --ctx-size or --lanes"
+        f"{len(considered.peers)} peers{caps} offer {format_size(offered)}, {format_size(usable)} of it within their "
+        "head room; add a peer, raise --max-memory, or lower --ctx-size or --lanes"
     )
     return _refusal(request, PlacementReason.MEMORY_SHORT, text, could_peers_help=True)
 

@@ -574,3 +574,8 @@ def test_among_many_peers_the_near_ones_are_found() -> None:
 def test_a_thousand_peers_that_are_short_together_are_refused() -> None:
     refusal = refused(request(even(100), (15,) * 1000))
     assert refusal.reason is PlacementReason.MEMORY_SHORT
+
+
+def test_a_shortage_says_that_owners_cap_layers() -> None:
+    asked = with_peer(request(even(8), (1000,)), "p0", most_layers=5)
+    assert "1 peers, 1 of them with a cap on layers, offer" in refused(asked).text
