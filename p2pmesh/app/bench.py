@@ -5,10 +5,8 @@ mean something. Peers are real node processes with real libp2p streams between t
 """
 
 import json
-import socket
 import statistics
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,16 +21,13 @@ from p2pmesh.adapters.llama.plain_loop import measure_plain_decode
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_engine import measure_engine_decode, whole_model_spec
 from p2pmesh.app.bench_nodes import BenchNodes, open_nodes
+from p2pmesh.app.bench_stream import stream_token_times, tokens_per_s
 from p2pmesh.app.config import BenchDecodeOptions
 from p2pmesh.app.model_access import open_access
-from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.ports.models import ModelFile
 
-REQUEST_TIMEOUT_S = 300.0
-MAX_LINE_CHARACTERS = 1 << 20
 REPEATS = 5
-_EVENT = b"data: {"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,34 +166,4 @@ class _DecodeBench:
             "temperature": 0,
             "stream": True,
         }
-        return _rate(_token_times(api_url, json.dumps(body).encode()), self._options.decode_tokens)
-
-
-def _token_times(api_url: str, body: bytes) -> list[float]:
-    """When each event of a stream arrived. A bare socket: a client library would be measured as part of the peers."""
-    host, port = api_url.removeprefix("http://").rsplit(":", 1)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    times: list[float] = []
-    with socket.create_connection((host, int(port)), timeout=REQUEST_TIMEOUT_S) as connection:
-        connection.sendall(head.encode() + body)
-        tail = b""
-        while True:
-            data = connection.recv(65_536)
-            now = time.perf_counter()
-            if not data:
-                return times
-            if not times and not tail and b" 200 " not in data.split(b"\r\n", 1)[0]:
-                text = data[:MAX_LINE_CHARACTERS].decode("utf-8", "replace").splitlines()
-                raise Refused(ErrorCode.INTERNAL, f"a peer of the benchmark answered {text[0]}: {text[-1]}")
-            times += [now] * ((tail + data).count(_EVENT) - tail.count(_EVENT))
-            tail = data[-(len(_EVENT) - 1) :]
-
-
-def _rate(times: list[float], expected: int) -> float:
-    if len(times) < max(2, expected // 2):
-        text = f"the model stopped after {len(times)} tokens; take another --model or fewer --tokens"
-        raise Refused(ErrorCode.INTERNAL, text)
-    return (len(times) - 1) / (times[-1] - times[0])
+        return tokens_per_s(stream_token_times(api_url, json.dumps(body).encode()), self._options.decode_tokens)

@@ -99,6 +99,10 @@ class BenchNodes:
         self._engine_cache = engine_cache
         self.by_name: dict[str, NodeProcess] = {}
 
+    def home_of(self, name: str) -> Path:
+        """Where a node of that name keeps its files."""
+        return self._scratch / name
+
     async def start(
         self,
         name: str,
@@ -112,7 +116,7 @@ class BenchNodes:
 
         ``program`` is a module that takes the command line of ``p2pmesh``.
         """
-        home = self._scratch / name
+        home = self.home_of(name)
         if self._engine_cache is not None:
             await trio.to_thread.run_sync(_copy_once, self._engine_cache, home / "cache" / "engine")
         command = [

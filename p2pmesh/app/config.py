@@ -203,6 +203,29 @@ class BenchDecodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchTpotOptions:
+    """What ``p2pmesh bench tpot`` was asked to do: every number of stages with every delay of a hop, one way."""
+
+    home: Path
+    model: str | None = None
+    stages: tuple[int, ...] = (1, 2, 3, 4)
+    delays_ms: tuple[int, ...] = (0, 10, 40)
+    prompt_tokens: int = 64
+    tokens: int = 96
+    requests: int = 3
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        for count in self.stages:
+            _check_range("--stages", count, 1, MAX_STAGES)
+        for delay_ms in self.delays_ms:
+            _check_range("--delays", delay_ms, 0, 1000)
+        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
+        _check_range("--tokens", self.tokens, 2, MAX_CONTEXT_TOKENS)
+        _check_range("--requests", self.requests, 1, 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class BenchOverlayOptions:
     """What ``p2pmesh bench overlay`` was asked to do."""
 

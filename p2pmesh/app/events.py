@@ -45,6 +45,7 @@ class EventName(StrEnum):
     PIPELINE_READY = "pipeline_ready"
     DIRECT_RETURN_FAILED = "direct_return_failed"
     WIRE_DTYPE_WIDENED = "wire_dtype_widened"
+    TPOT_COMPARED = "tpot_compared"
     MODEL_WITHDRAWN = "model_withdrawn"
     LOAD_ON_DEMAND = "load_on_demand"
     MODEL_UNLOADED = "model_unloaded"

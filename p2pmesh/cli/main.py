@@ -28,7 +28,14 @@ from p2pmesh.cli.output import (
     printable,
 )
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
-from p2pmesh.cli.parser import bench_decode_options, build_parser, chaos_options, chat_options, up_options
+from p2pmesh.cli.parser import (
+    bench_decode_options,
+    bench_tpot_options,
+    build_parser,
+    chaos_options,
+    chat_options,
+    up_options,
+)
 
 
 def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) -> int:
@@ -155,6 +162,13 @@ def _bench_decode(args: Namespace) -> int:
     return run_decode(options, sys.stdout)
 
 
+def _bench_tpot(args: Namespace) -> int:
+    options = bench_tpot_options(args)
+    from p2pmesh.app.bench_tpot import run_tpot
+
+    return run_tpot(options, sys.stdout)
+
+
 def _bench_codecs(args: Namespace) -> int:
     from p2pmesh.app.bench_codecs import run_codecs
 
@@ -227,6 +241,7 @@ _COMMANDS: Commands = {
     "plan": _plan,
     "gpus": _gpus,
     "bench decode": _bench_decode,
+    "bench tpot": _bench_tpot,
     "bench codecs": _bench_codecs,
     "bench memory": _bench_memory,
     "bench overlay": _bench_overlay,

@@ -219,6 +219,14 @@ def _describe_widened(event: Event) -> Iterator[str]:
     yield f"a value of {event.fields['model']} does not fit the wire dtype: such frames travel as f32"
 
 
+def _describe_compared(event: Event) -> Iterator[str]:
+    predicted_ms, measured_ms = (event.fields[name] / 1000 for name in ("predicted_tpot_us", "measured_tpot_us"))
+    yield (
+        f"a token of {event.fields['model']} takes {measured_ms:.1f} ms; predicted were {predicted_ms:.1f} ms "
+        f"({event.fields['error_percent']:+.0f} %)"
+    )
+
+
 def _describe_taken_over(event: Event) -> Iterator[str]:
     yield f"{event.fields['model']} goes on: this node coordinates it instead of peer {_short(event.fields['from'])}"
 
@@ -388,6 +396,7 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.MODEL_WITHDRAWN: _describe_withdrawn,
     EventName.DIRECT_RETURN_FAILED: _describe_direct_return,
     EventName.WIRE_DTYPE_WIDENED: _describe_widened,
+    EventName.TPOT_COMPARED: _describe_compared,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
     EventName.PEER_JOINED: _describe_joined,

@@ -16,6 +16,7 @@ from p2pmesh.app.config import (
     DEFAULT_CONSOLE_PORT,
     PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
+    BenchTpotOptions,
     ChaosOptions,
     ChatOptions,
     LogFormat,
@@ -142,6 +143,16 @@ def _add_bench(commands: Commands) -> None:
     decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
     decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
     decode.add_argument("--json", action="store_true", help="as JSON")
+    tpot = _add_command(actions, "tpot", "Time per token behind slow links: predicted, and then measured.")
+    tpot.add_argument("--model", metavar="REF", help="default: the demo model")
+    tpot.add_argument("--stages", type=_counts, metavar="N,N", default=(1, 2, 3, 4), help="default: 1,2,3,4")
+    tpot.add_argument(
+        "--delays", type=_counts, metavar="MS,MS", default=(0, 10, 40), help="of a hop (default: 0,10,40)"
+    )
+    tpot.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    tpot.add_argument("--tokens", type=int, metavar="N", default=96, help="of each answer (default: %(default)s)")
+    tpot.add_argument("--requests", type=int, metavar="N", default=3, help="that are timed (default: %(default)s)")
+    tpot.add_argument("--json", action="store_true", help="as JSON")
     codecs = actions.add_parser("codecs", help="GB/s of each wire dtype on one core.", allow_abbrev=False)
     codecs.add_argument("--json", action="store_true", help="as JSON")
     memory = _add_command(actions, "memory", "What stages are charged, beside what their engines take.")
@@ -271,6 +282,14 @@ def chat_options(args: argparse.Namespace) -> ChatOptions:
         temperature=args.temperature,
         seed=args.seed,
     )
+
+
+def bench_tpot_options(args: argparse.Namespace) -> BenchTpotOptions:
+    """The options of ``bench tpot``."""
+    return BenchTpotOptions(
+        choose_home(args.home), args.model, args.stages, args.delays, args.prompt_tokens, args.tokens, args.requests,
+        args.json,
+    )  # fmt: skip
 
 
 def chaos_options(args: argparse.Namespace) -> ChaosOptions:

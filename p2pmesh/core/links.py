@@ -345,6 +345,11 @@ class LinkMatrix:
         link = self.between(one, other)
         return UNKNOWN_ONE_WAY_US if link is None else link.rtt_us // 2
 
+    def knows_ring(self, peers: Sequence[PeerId]) -> bool:
+        """Whether somebody has measured every link from each peer to the next, round to the first."""
+        ring = zip(peers, [*peers[1:], *peers[:1]], strict=True)
+        return all(one == other or self.between(one, other) is not None for one, other in ring)
+
     def ring_us(self, peers: Sequence[PeerId]) -> int:
         """One-way latencies from each peer to the next and from the last back to the first: what a token travels."""
         return sum(self.one_way_us(peer, peers[(at + 1) % len(peers)]) for at, peer in enumerate(peers))

@@ -18,12 +18,13 @@ from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import accused_stage
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.kept import plan_kept
-from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, StepEstimate
+from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
-from p2pmesh.core.planning.pricing import Prices
-from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
+from p2pmesh.core.planning.pricing import Prices, learn_overhead
+from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanRequest
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
 from p2pmesh.node.failures import unwrapped
+from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import CoordinatorParts, Run, RunEnding, ranges_of
 from p2pmesh.node.serving_options import ServingOptions, planning_model_of
@@ -34,6 +35,8 @@ from p2pmesh.wire.control import LoadStage
 
 RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 60.0
+PROBE_STEPS = 16
+"""Tokens of a run that nobody has been served by yet, timed to predict what others will take."""
 REPLACED_AFTER_S = 2.0
 """After a run that served for less a pause is made: requests hardly reached it, and one of them may have broken it."""
 _ENGINE_DEATHS = frozenset({ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_UNRESPONSIVE})
@@ -57,6 +60,7 @@ class Coordinator:
         self._planning_model = planning_model_of(model, options)
         self._candidates = Candidates(parts.overlay, parts.clock)
         self._standbys = Standbys(parts.overlay, self._request, self._standby_order)
+        self._policy = DEFAULT_POLICY
         self.run: Run | None = None
         self._blamed: tuple[PeerId, ...] = ()
         """Who answered garbage in the run that ended last."""
@@ -100,8 +104,10 @@ class Coordinator:
         wait_s = RETRY_FIRST_S
         placement: Placement | None = None
         while True:
+            # Clients may wait for a run that replaces one; nobody waits for a first one to be timed.
+            probe_steps = PROBE_STEPS if placement is None else 0
             placement = placement or await self._place()
-            ending = await self._claim_and_serve(placement)
+            ending = await self._claim_and_serve(placement, probe_steps)
             if ending is None or ending.is_left or not ending.had_served:
                 wait_s = min(2 * wait_s, RETRY_LONGEST_S)
                 if ending is not None:
@@ -144,7 +150,7 @@ class Coordinator:
         if self.run is not None:
             await self.run.leave()
 
-    async def _claim_and_serve(self, placement: Placement) -> RunEnding | None:
+    async def _claim_and_serve(self, placement: Placement, probe_steps: int) -> RunEnding | None:
         """One run from its claim to its end; None if it could not be claimed, and a new plan is due."""
         own, claims, digest = self._parts.overlay.own_peer, self._parts.claims, self._model.digest
         peers = (own, *(stage.peer_id for stage in placement.stages if stage.peer_id != own))
@@ -156,12 +162,18 @@ class Coordinator:
                 return None
             run = self.run = Run(self._parts, self._make_orders(), placement, self._report, held)
             run.estimate = partial(self._estimate, placement)
-            run.serves = self._standbys.want
+            run.probe_steps = probe_steps
+            run.serves = partial(self._note_serving, run)
             ending = await run.serve()
             self.run = None
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run_id.hex(), **ending.fields()})
         self._blame(placement, ending)
         return ending
+
+    def _note_serving(self, run: Run, placement: Placement) -> None:
+        self._standbys.want(placement)
+        if run.is_timed and self._parts.links.matrix().knows_ring([stage.peer_id for stage in placement.stages]):
+            self._policy = learn_overhead(self._policy, run.predicted)
 
     def _blame(self, placement: Placement, ending: RunEnding) -> None:
         """Who only lost its neighbours is as good as before; those that are silent are out by that alone.
@@ -237,9 +249,9 @@ class Coordinator:
                 return planned
         return plan_placement(self._request())
 
-    def _estimate(self, placement: Placement) -> StepEstimate:
+    def _estimate(self, placement: Placement, measured: MeasuredRun | None) -> StepEstimate:
         """Of a placement that stands, by what is known of links and speeds now."""
-        return Prices(self._request()).estimate(placement.stages)
+        return Prices(self._request()).estimate(placement.stages, measured)
 
     def _request(self, *, with_failed: bool = True) -> PlanRequest:
         own_peer = self._parts.overlay.own_peer
@@ -258,7 +270,8 @@ class Coordinator:
         reads = sum(self._planning_model.reads) + self._planning_model.output_reads
         peers = self._parts.profiles.refined((own, *others), self._model, reads)
         links = self._parts.links.matrix()
-        return PlanRequest(self._planning_model, peers, own_peer, self._options.stage_count, links)
+        count = self._options.stage_count
+        return PlanRequest(self._planning_model, peers, own_peer, count, links, policy=self._policy)
 
 
 def describe_placement(model: str, placement: Placement) -> dict[str, object]:
@@ -267,13 +280,10 @@ def describe_placement(model: str, placement: Placement) -> dict[str, object]:
         {**ranges, "needed_bytes": stage.needed_bytes, "free_bytes": stage.free_bytes}
         for ranges, stage in zip(ranges_of(placement), placement.stages, strict=True)
     ]
-    estimate = placement.estimate
     return {
         "model": model,
         "stages": stages,
-        "predicted_tpot_us": estimate.tpot_us,
-        "estimated_decode_network_ms_per_token": estimate.estimated_decode_network_ms_per_token,
-        "decode_tpot_target_met": estimate.decode_tpot_target_met,
+        **describe_sum(placement.estimate),
     }
 
 

@@ -6,6 +6,8 @@ One sequence's life is ``node.sequences``'; frames between stages are ``node.sta
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any, Protocol
 
 import trio
@@ -13,16 +15,19 @@ import trio
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
 from p2pmesh.core.reasoning import opens_reasoning
+from p2pmesh.core.served_steps import Comparison, ServedSteps
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.pace import Pace
+from p2pmesh.node.reporting import Report
 from p2pmesh.node.sequences import Sequence, SequenceStart
 from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.engine import Engine
-from p2pmesh.wire.control import LoadStage
+from p2pmesh.wire.control import LoadStage, ProbeResult, PublishRun
 from p2pmesh.wire.generation import (
     GenerationEvent,
     GenerationFinished,
@@ -37,6 +42,9 @@ from p2pmesh.wire.stage import StageFrame
 MAX_QUEUED_REQUESTS = 256
 QUEUE_TIMEOUT_S = 120.0
 TOKENIZE_TIMEOUT_S = 30.0
+LEAST_PROBE_STEPS = 3
+MOST_PROBED_US = MICROS_PER_SECOND
+"""After so long no further step of a probe is waited for."""
 
 
 class FrameTaker(Protocol):
@@ -69,6 +77,7 @@ class Driver:
         clock: Clock,
         nursery: trio.Nursery,
         vigils: Vigils,
+        report: Report,
     ) -> None:
         self.load = load
         self._vigils = vigils
@@ -92,6 +101,8 @@ class Driver:
         self._queued = 0
         self._sequences: dict[tuple[bytes, int], Sequence] = {}
         self._pace = Pace()
+        self.served = ServedSteps()
+        self._report = report
         self.ended = Changes()
         """Marked when a sequence ends."""
 
@@ -122,20 +133,25 @@ class Driver:
         for sequence in tuple(self._sequences.values()):
             sequence.end_with_run(error.code, error.message)
 
-    async def probe(self, request_id: bytes) -> tuple[int, int]:
-        """One real token through every stage; the token and the microseconds it took."""
-        started = self._clock.now()
+    async def probe(self, request_id: bytes, steps: int) -> ProbeResult:
+        """One real token through every stage, and up to ``steps`` more as long as that takes no more than a moment."""
+        times = [self._clock.now()]
         begin = self._vocabulary.beginning_token
         prompt = Prompt(tokens=(begin if begin is not None else 0,))
         request = GenerationRequest(
-            request_id, self.load.model, prompt, SamplingParameters(temperature=0.0), max_tokens=1
+            request_id, self.load.model, prompt, SamplingParameters(temperature=0.0), max_tokens=1 + steps
         )
         token = -1
         async with self.generate(request) as events:
             async for event in events:
                 tokens = getattr(event, "tokens", ())
-                token = tokens[0] if tokens else token
-        return token, self._clock.now() - started
+                if tokens:
+                    times.append(self._clock.now())
+                    token = tokens[0] if token < 0 else token
+                if len(times) > LEAST_PROBE_STEPS + 1 and times[-1] - times[1] > MOST_PROBED_US:
+                    break
+        elapsed = [later - earlier for earlier, later in pairwise(times)] or [self._clock.now() - times[0]]
+        return ProbeResult(token, elapsed[0], round(median(elapsed[1:])) if elapsed[1:] else 0)
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
@@ -216,8 +232,15 @@ class Driver:
         async with aclosing(sequence.events()) as events:
             async for event in events:
                 if not isinstance(event, GenerationFinished):
-                    meter.note_token(self._clock.now())
+                    self._note_step(meter.note_token(self._clock.now()), event)
                 yield event
+
+    def _note_step(self, step_us: int | None, event: GenerationEvent) -> None:
+        if step_us is None or not self.is_published or len(self._sequences) != 1:
+            return
+        compared = self.served.note(step_us, len(getattr(event, "tokens", ())))
+        if compared is not None and compared.predicted_us:
+            self._report("tpot_compared", describe_driven(self.load, compared))
 
     def _open_sequence(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Sequence:
         if self._stage is None:
@@ -309,7 +332,10 @@ def _grammar_of(request: GenerationRequest) -> Grammar | None:
 class Drivers:
     """The runs that are driven from here."""
 
-    def __init__(self, clock: Clock, entropy: Entropy, vigils: Vigils, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, clock: Clock, entropy: Entropy, vigils: Vigils, changed: Callable[[], None], report: Report
+    ) -> None:
+        self._report = report
         self._vigils = vigils
         self._clock = clock
         self._entropy = entropy
@@ -329,7 +355,7 @@ class Drivers:
         if load.index != 0 or self._nursery is None:
             return None
         vocabulary = Vocabulary(await engine.pieces(), engine.facts.beginning_token, engine.facts.end_tokens)
-        driver = Driver(load, engine, vocabulary, self._clock, self._nursery, self._vigils)
+        driver = Driver(load, engine, vocabulary, self._clock, self._nursery, self._vigils, self._report)
         self._drivers[load.run_id] = driver
         return driver
 
@@ -352,6 +378,10 @@ class Drivers:
         driver.is_leaving = is_leaving
         self._changed()
 
+    def describe(self) -> list[dict[str, object]]:
+        """The published runs, with what their tokens were predicted to take and what they take."""
+        return [describe_driven(one.load, one.served.comparison()) for one in self.all() if one.is_published]
+
     def all(self) -> tuple[Driver, ...]:
         """Every driver, oldest first."""
         return tuple(self._drivers.values())
@@ -371,14 +401,16 @@ class Drivers:
         """The order that a run's stage 0 was loaded by; ``STAGE_UNKNOWN`` if it is not driven here."""
         return self._find(run_id).load
 
-    async def probe(self, run_id: bytes) -> tuple[int, int]:
-        """One real token through a run; see ``Driver.probe``."""
-        return await self._find(run_id).probe(self._entropy.random_bytes(16))
+    async def probe(self, run_id: bytes, steps: int) -> ProbeResult:
+        """Real tokens through a run; see ``Driver.probe``."""
+        return await self._find(run_id).probe(self._entropy.random_bytes(16), steps)
 
-    def publish(self, run_id: bytes, fingerprint: str) -> None:
-        """The run may be routed to; ``fingerprint`` names the engines of all its stages."""
-        driver = self._find(run_id)
-        driver.fingerprint = fingerprint
+    def publish(self, asked: PublishRun) -> None:
+        """The run may be routed to."""
+        driver = self._find(asked.run_id)
+        driver.fingerprint = asked.fingerprint
+        if asked.predicted_us or not driver.is_published:
+            driver.served.expect(asked.predicted_us)
         driver.is_published = True
         self._changed()
 
@@ -387,3 +419,16 @@ class Drivers:
         if driver is None:
             raise Refused(ErrorCode.STAGE_UNKNOWN, "this peer drives no such run")
         return driver
+
+
+def describe_driven(load: LoadStage, compared: Comparison | None) -> dict[str, object]:
+    """As event fields; null for what is not known yet."""
+    return {
+        "model": load.model,
+        "run_id": load.run_id.hex(),
+        "stage_count": len(load.stages),
+        "predicted_tpot_us": compared.predicted_us or None if compared else None,
+        "measured_tpot_us": compared.measured_us if compared else None,
+        "error_percent": compared.error_percent if compared else None,
+        "tokens": compared.tokens if compared else 0,
+    }

@@ -25,7 +25,6 @@ from p2pmesh.wire.control import (
     Generate,
     LogprobEntry,
     MessageEntry,
-    ProbeResult,
     ProbeRun,
     PublishRun,
     Refusal,
@@ -66,13 +65,12 @@ class DriverExchanges:
 
     async def _probe(self, stream: MessageStream, asked: ProbeRun) -> None:
         self._check_coordinator(stream.remote_peer, asked.run_id)
-        token, elapsed_us = await self._drivers.probe(asked.run_id)
-        await stream.send(ProbeResult(token, elapsed_us))
+        await stream.send(await self._drivers.probe(asked.run_id, asked.steps))
         await stream.finish()
 
     async def _publish(self, stream: MessageStream, asked: PublishRun) -> None:
         self._check_coordinator(stream.remote_peer, asked.run_id)
-        self._drivers.publish(asked.run_id, asked.fingerprint)
+        self._drivers.publish(asked)
         await stream.send(Done())
         await stream.finish()
 

@@ -81,7 +81,7 @@ class Node:
         self.overlay = Overlay(ports, settings, self._report_overlay)
         self.table = RunTable(self.overlay, ports.network)
         self.vigils = Vigils(self.overlay, ports.clock, ports.entropy, ports.network.round_trip_s)
-        self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models)
+        self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models, report)
         self.links = Links(self.overlay, ports, self._is_generating)
         self.liveness = Liveness(self.overlay, ports, report)
         self._connections = Connections(self.overlay, ports)
@@ -296,7 +296,11 @@ class Node:
         return describe_node(
             self.overlay, self.stages, self.table, coordinating, self.routable_models(), self.links.estimates(),
             self.liveness,
-        ) | {"artifacts": self.artifacts.describe(), "on_demand": self.on_demand.describe()}  # fmt: skip
+        ) | {
+            "artifacts": self.artifacts.describe(),
+            "on_demand": self.on_demand.describe(),
+            "driven": self.drivers.describe(),
+        }  # fmt: skip
 
     async def peers(self) -> dict[str, Any]:
         """What a plan is made from; peers are asked for what is not known of them."""

@@ -35,16 +35,18 @@ class PaceMeter:
         self._prompt_tokens = prompt_tokens
         self._is_first = True
 
-    def note_token(self, now: Micros) -> None:
-        """A token is here."""
+    def note_token(self, now: Micros) -> int | None:
+        """A token is here; how long after the one before it."""
         elapsed = now - self._last
         if self._is_first:
             if self._prompt_tokens:
                 self._pace.note_prefill(elapsed // self._prompt_tokens)
             self._is_first = False
-        else:
-            self._pace.note_step(elapsed)
+            self._last = now
+            return None
+        self._pace.note_step(elapsed)
         self._last = now
+        return elapsed
 
 
 def _smooth(before: int, sample: int) -> int:

@@ -8,6 +8,7 @@ without a stream in between.
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import trio
 
@@ -16,7 +17,7 @@ from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
-from p2pmesh.core.planning.outcome import Placement, StepEstimate
+from p2pmesh.core.planning.outcome import MeasuredRun, Placement, StepEstimate
 from p2pmesh.node.artifacts import TELL_AGAIN_S
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims, HeldClaim
@@ -24,6 +25,7 @@ from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.profiles import Profiles
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
@@ -43,6 +45,7 @@ PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
 WATCH_AGAIN_S = 2.0
+_Answer = TypeVar("_Answer", ProbeResult, Done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class StagesTold:
         self._placement = placement
         self._fingerprints: dict[int, str] = {}
         self._decode_us: dict[int, int] = {}
+        self.ring_us = 0
+        """A step through all of them; 0 where none was timed."""
 
     def note(self, index: int, status: StageStatus) -> None:
         """A stage reported."""
@@ -96,9 +101,11 @@ class StagesTold:
             self._decode_us[index] = status.decode_us
 
     @property
-    def compute_us(self) -> int | None:
-        """What a token takes in the engines of all stages; None where not all measured it."""
-        return sum(self._decode_us.values()) if len(self._decode_us) == len(self._placement.stages) else None
+    def measured(self) -> MeasuredRun | None:
+        """What a token takes; None where not all engines measured it."""
+        if len(self._decode_us) < len(self._placement.stages):
+            return None
+        return MeasuredRun(tuple(self._decode_us[index] for index in sorted(self._decode_us)), self.ring_us)
 
     def fingerprint(self, dtype: WireDtype) -> str:
         """Of the run, whose activations travel as ``dtype``."""
@@ -115,8 +122,10 @@ class Run:
         self.placement = placement
         self.serves: Callable[[Placement], None] = lambda placement: None
         """Told once requests are routed to it."""
-        self.estimate: Callable[[], StepEstimate] = lambda: placement.estimate
-        """What a token takes by what is known now."""
+        self.estimate: Callable[[MeasuredRun | None], StepEstimate] = lambda measured: placement.estimate
+        """What a token takes by what is known now, and by what was measured of this run."""
+        self.probe_steps = 0
+        """How many tokens are timed before anybody is served."""
         self._held = held
         self._parts = parts
         self._orders = orders
@@ -142,11 +151,14 @@ class Run:
         return self._machine.phase
 
     @property
-    def predicted_tpot_us(self) -> int:
-        """What a token is predicted to take, by what the engines of its stages measured at load, where all did."""
-        estimate = self.estimate()
-        compute_us = self._told.compute_us
-        return (estimate if compute_us is None else replace(estimate, compute_us=compute_us)).tpot_us
+    def predicted(self) -> StepEstimate:
+        """What a token is predicted to take."""
+        return self.estimate(self._told.measured)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether whole steps were timed before anybody was served."""
+        return bool(self._told.ring_us)
 
     @property
     def _had_served(self) -> bool:
@@ -234,7 +246,7 @@ class Run:
                     "run_id": self.run_id.hex(),
                     "stages": self.described_stages(),
                 }
-                self._report("pipeline_ready", facts | {"predicted_tpot_us": self.predicted_tpot_us})
+                self._report("pipeline_ready", facts | describe_sum(self.predicted))
             case coordination.EndRun(code, text, index):
                 self._parts.drivers.fail_run(self.run_id, PeerUnavailable(code, f"{text}; try again"))
                 self._ending = RunEnding(code, text, index, self._had_served)
@@ -286,7 +298,7 @@ class Run:
 
     async def _probe(self) -> None:
         try:
-            await self._ask_driver(ProbeRun(self.run_id), ProbeResult, PROBE_TIMEOUT_S)
+            await self._probe_driver(ProbeRun(self.run_id, self.probe_steps))
         except P2PMeshError as error:
             await trio.sleep(SYMPTOM_WAIT_S)  # the stage that broke says so itself, and why
             await self._runner.put(coordination.ProbeFailed(error.code, error.message))
@@ -299,24 +311,35 @@ class Run:
             if self._held.is_lost:
                 return  # the run is another's, or ends by that
             fingerprint = self._told.fingerprint(self._orders.options.wire_dtype)
-            await self._ask_driver(PublishRun(self.run_id, fingerprint), Done, PUBLISH_TIMEOUT_S)
+            predicted_us = self.predicted.tpot_us if self._told.measured is not None else 0
+            await self._publish_driver(PublishRun(self.run_id, fingerprint, predicted_us))
         except P2PMeshError as error:
             await self._runner.put(coordination.PublishFailed(error.code, error.message))
         else:
             self._serving_since = self._parts.clock.now()
             await self._runner.put(coordination.PublishSucceeded())
 
-    async def _ask_driver(self, question: ProbeRun | PublishRun, answer: type, timeout_s: float) -> None:
-        driver = self.placement.stages[0].peer_id
-        if driver == self._parts.overlay.own_peer:
-            if isinstance(question, ProbeRun):
-                await self._parts.drivers.probe(question.run_id)
-            else:
-                self._parts.drivers.publish(question.run_id, question.fingerprint)
-            return
-        stream = await self._parts.overlay.open_exchange(driver, question)
+    async def _probe_driver(self, question: ProbeRun) -> None:
+        if self._is_driver_here:
+            result = await self._parts.drivers.probe(question.run_id, question.steps)
+        else:
+            result = await self._ask_driver(question, ProbeResult, PROBE_TIMEOUT_S)
+        self._told.ring_us = result.step_us
+
+    async def _publish_driver(self, question: PublishRun) -> None:
+        if self._is_driver_here:
+            self._parts.drivers.publish(question)
+        else:
+            await self._ask_driver(question, Done, PUBLISH_TIMEOUT_S)
+
+    @property
+    def _is_driver_here(self) -> bool:
+        return self.placement.stages[0].peer_id == self._parts.overlay.own_peer
+
+    async def _ask_driver(self, question: ProbeRun | PublishRun, answer: type[_Answer], timeout_s: float) -> _Answer:
+        stream = await self._parts.overlay.open_exchange(self.placement.stages[0].peer_id, question)
         try:
-            await stream.expect(answer, timeout_s)
+            return await stream.expect(answer, timeout_s)
         finally:
             await stream.reset()
 

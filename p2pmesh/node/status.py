@@ -7,9 +7,11 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.core.coordination import RunPhase
 from p2pmesh.core.links import LinkEstimate
 from p2pmesh.core.membership_events import GONE
+from p2pmesh.core.planning.outcome import StepEstimate
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.ownership import PeerTrust
+from p2pmesh.node.predictions import describe_estimate
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.stages import Stages
@@ -30,7 +32,7 @@ class CoordinatedRun(Protocol):
         """Where it stands."""
 
     @property
-    def predicted_tpot_us(self) -> int | None:
+    def predicted(self) -> StepEstimate | None:
         """What a token is predicted to take; None where that is not known."""
 
     def described_stages(self) -> list[dict[str, object]]:
@@ -165,5 +167,6 @@ def _describe_placement(coordinator: ModelCoordinator) -> dict[str, Any]:
     described: dict[str, Any] = {"model": coordinator.model_name, "phase": "waiting", "stages": []}
     if run is not None:
         described |= {"phase": run.phase.value, "run_id": run.run_id.hex(), "stages": run.described_stages()}
-        described["predicted_tpot_us"] = run.predicted_tpot_us
+        predicted = run.predicted
+        described |= {"predicted_tpot_us": None} if predicted is None else describe_estimate(predicted)
     return described

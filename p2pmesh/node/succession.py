@@ -15,6 +15,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.claims import Claim, ClaimHeld
 from p2pmesh.core.coordination import RunPhase, StageState, run_fingerprint
+from p2pmesh.core.planning.outcome import StepEstimate
 from p2pmesh.node.claims import Claims, HeldClaim
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.overlay import Overlay
@@ -150,7 +151,7 @@ class AdoptedRun:
         return RunPhase.OVER if self._ending is not None else RunPhase.SERVING
 
     @property
-    def predicted_tpot_us(self) -> int | None:
+    def predicted(self) -> StepEstimate | None:
         """What its stages measured was told to the coordinator before."""
         return None
 
@@ -193,14 +194,12 @@ class AdoptedRun:
         """Once all stages were heard of: its coordinator may have died on the point of it."""
         await self._all_ready.wait()
         load = self._held.load
-        driver, fingerprint = load.stages[0], self._fingerprint()
+        driver, asked = load.stages[0], PublishRun(self.run_id, self._fingerprint())
         try:
             if driver.peer_id == self._parts.overlay.own_peer:
-                self._parts.drivers.publish(self.run_id, fingerprint)
+                self._parts.drivers.publish(asked)
                 return
-            stream = await self._parts.overlay.open_exchange(
-                PeerId(driver.peer_id), PublishRun(self.run_id, fingerprint), driver.addresses
-            )
+            stream = await self._parts.overlay.open_exchange(PeerId(driver.peer_id), asked, driver.addresses)
             try:
                 await stream.expect(Done, PUBLISH_TIMEOUT_S)
             finally:

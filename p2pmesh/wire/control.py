@@ -36,6 +36,7 @@ from p2pmesh.base.limits import (
     MAX_PASS_BYTES,
     MAX_PASSES,
     MAX_PIECE_TEXT_BYTES,
+    MAX_PROBE_STEPS,
     MAX_PROMPT_TOKENS,
     MAX_REASON_BYTES,
     MAX_REASONING_EFFORT_BYTES,
@@ -284,25 +285,31 @@ class FollowStage:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRun:
-    """Coordinator to the driver: make one real token go through every stage."""
+    """Coordinator to the driver: make one real token go through every stage, and time up to ``steps`` after it."""
 
     run_id: bytes = declared(_ID)
+    steps: int = declared(Integer(0, MAX_PROBE_STEPS), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """The token of a probe and what it took."""
+    """The token of a probe, what it took, and the median of the steps after it; 0 where none was asked for or came."""
 
     token: int = declared(_TOKEN)
     elapsed_us: int = declared(Integer(0, 2**53))
+    step_us: int = declared(Integer(0, 2**53), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRun:
-    """Coordinator to the driver: the run may be routed to from now on. Equal ``fingerprint``, equal bits."""
+    """Coordinator to the driver: the run may be routed to from now on. Equal ``fingerprint``, equal bits.
+
+    ``predicted_us`` is what a token is predicted to take, 0 unknown: the driver compares it with what it then takes.
+    """
 
     run_id: bytes = declared(_ID)
     fingerprint: str = declared(Text(128))
+    predicted_us: int = declared(Integer(0, 2**53), 0)
 
 
 @dataclass(frozen=True, slots=True)

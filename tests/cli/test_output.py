@@ -53,6 +53,10 @@ EVERY = (
     Event(EventName.MODEL_WITHDRAWN, {"model": "m", "run_id": "0", "code": "peer_lost", "message": "x", "stage": None}),
     Event(EventName.DIRECT_RETURN_FAILED, {"driver": PEER, "message": "no way"}),
     Event(EventName.WIRE_DTYPE_WIDENED, {"model": "m", "run_id": "0"}),
+    Event(
+        EventName.TPOT_COMPARED,
+        {"model": "m", "predicted_tpot_us": 9_000, "measured_tpot_us": 10_000, "error_percent": -10.0, "tokens": 64},
+    ),
     Event(EventName.VISIBILITY_ASYMMETRIC, {"peer_id": PEER, "unreached_by": PEER, "witness": PEER}),
 )
 

@@ -235,6 +235,9 @@ def test_the_worse_of_two_ends_counts_and_our_own_measurement_alone() -> None:
 def test_what_nobody_measured_has_a_price_and_a_ring_is_its_hops() -> None:
     matrix = LinkMatrix({(B, A): PairLink(2_000, 0, False), (B, C): PairLink(4_001, 0, False)})
     assert matrix.ring_us((A,)) == 0
+    assert matrix.knows_ring((A,))
+    assert matrix.knows_ring((A, B))
+    assert not matrix.knows_ring((A, B, C))
     assert matrix.ring_us((A, B)) == 2_000
     assert matrix.ring_us((A, B, C)) == 1_000 + 2_000 + UNKNOWN_ONE_WAY_US
     assert NO_LINKS.ring_us((A, B)) == 2 * UNKNOWN_ONE_WAY_US

@@ -7,6 +7,8 @@ from trio.testing import MockClock
 
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import Digest
+from p2pmesh.core.served_steps import COMPARED_TOKENS
+from p2pmesh.node.coordinator import PROBE_STEPS
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -367,3 +369,37 @@ async def test_gossip_fills_half_the_table_and_leaves_room_for_admitted_peers(
         known = {a.peer_id for a in founder.node.overlay.board.others()}
         assert known == {first.peer, second.peer}
         assert {a.peer_id for a in first.node.overlay.board.others()} == {founder.peer}
+
+
+# --- what a token takes
+async def test_a_run_is_timed_before_it_serves_and_its_driver_compares(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        coordinator = await mesh.found("coordinator", memory_bytes=0, store=FakeModelStore(MODEL))
+        driver = await mesh.join("driver", coordinator)
+        last = await mesh.join("last", coordinator)
+        mesh.serve(coordinator, MODEL, stage_count=2)
+        ready = await coordinator.wait_told("pipeline_ready")
+        if ready["stages"][0]["peer_id"] != driver.peer:
+            driver, last = last, driver
+        assert last.engine.count(FrameKind.DECODE) == PROBE_STEPS
+        await driver.wait_routable()
+        [before] = driver.node.status()["driven"]
+        assert (before["tokens"], before["measured_tpot_us"]) == (0, None)
+        for _ in range(3):
+            await driver.ask(mesh.request(max_tokens=COMPARED_TOKENS))
+        [told] = driver.told("tpot_compared")
+        assert told["predicted_tpot_us"] == ready["predicted_tpot_us"]
+        assert told["measured_tpot_us"] > 0
+        assert told["tokens"] >= COMPARED_TOKENS
+        [served] = driver.node.status()["driven"]
+        assert served["tokens"] > told["tokens"]
+        assert last.node.status()["driven"] == []
+
+
+async def test_a_run_that_replaces_another_is_not_timed_while_clients_wait(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, last = await chain(mesh, 2)
+        await trio.sleep(10)
+        last.engine.kill()
+        await driver.wait_told("pipeline_ready", 2)
+        assert last.engine.count(FrameKind.DECODE) == 0

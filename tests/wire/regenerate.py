@@ -427,9 +427,9 @@ def control_messages() -> list[tuple[str, Any]]:
         ("claim_denied", control.ClaimDenied("model_leased", "another coordinates it for 9 s more", 6, 9_000)),
         ("release_claim", control.ReleaseClaim(DIGEST, RUN_ID, 7, True)),
         ("follow_stage", control.FollowStage(DIGEST, RUN_ID, 8)),
-        ("probe_run", control.ProbeRun(RUN_ID)),
-        ("probe_result", control.ProbeResult(42, 135_000)),
-        ("publish_run", control.PublishRun(RUN_ID, "b9200-avx2-t2-f16")),
+        ("probe_run", control.ProbeRun(RUN_ID, 16)),
+        ("probe_result", control.ProbeResult(42, 135_000, 61_500)),
+        ("publish_run", control.PublishRun(RUN_ID, "b9200-avx2-t2-f16", 63_000)),
         ("done", control.Done()),
         ("fetch_artifact", control.FetchArtifact("cd" * 32, "ef" * 32, 1_048_576, 4_194_304)),
         ("fetch_piece_list", control.FetchPieceList("cd" * 32, "ef" * 32)),
@@ -620,6 +620,16 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("probe_result", {
         "probe_result with a negative token": {"token": -1},
         "probe_result with a token of 2^31": {"token": 2**31},
+        "probe_result with a negative step": {"step_us": -1},
+    }),
+    ("probe_run", {
+        "probe_run with more steps than may be asked for": {"steps": 65},
+        "probe_run with negative steps": {"steps": -1},
+        "probe_run with steps as text": {"steps": "16"},
+    }),
+    ("publish_run", {
+        "publish_run with a negative prediction": {"predicted_us": -1},
+        "publish_run with a prediction of more than 2^53": {"predicted_us": 2**53 + 1},
     }),
     ("fetch_artifact", {
         "fetch_artifact with a negative offset": {"offset": -1},
@@ -856,8 +866,8 @@ def control_document() -> Case:
         {
             "name": "fields in another order",
             "kind": "probe_run",
-            "bytes": framed(pack({"run_id": RUN_ID, "kind": "probe_run"})).hex(),
-            "value": {"run_id": RUN_ID.hex()},
+            "bytes": framed(pack({"steps": 3, "run_id": RUN_ID, "kind": "probe_run"})).hex(),
+            "value": {"run_id": RUN_ID.hex(), "steps": 3},
         },
         {
             "name": "defaults may be missing",

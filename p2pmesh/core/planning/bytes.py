@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS
 from p2pmesh.core.planning.request import PlanningModel, ShapeBytes
 from p2pmesh.core.wire_certificate import WireClearance
-from p2pmesh.model.cost import decode_reads, planning_bytes
+from p2pmesh.model.cost import decode_reads, kv_bytes_per_token, planning_bytes
 from p2pmesh.model.families import forbidden_ranges, permitted_cuts
 from p2pmesh.model.gguf import GgufIndex
 from p2pmesh.model.sequence_state import layer_states
 from p2pmesh.wire.activation import row_bytes
 from p2pmesh.wire.dtype import WireDtype
 
+PREDICTED_POSITION = 128
+"""Tokens that are in the cache of the sequence that placements are predicted for: those of a short talk."""
 ANY_WIRE = WireClearance(None, "")
 SMALLEST_AUTO_CONTEXT = DEFAULT_CONTEXT_TOKENS
 """A shorter context is taken only where it is asked for, or where the model knows no longer one."""
@@ -35,6 +37,7 @@ def planning_model(
         forbidden=forbidden_ranges(index, allowed),
         layer_reads=reads,
         output_reads=output,
+        cache_reads=tuple(PREDICTED_POSITION * size for size in kv_bytes_per_token(index)),
         activation_bytes=row_bytes(wire_dtype, index.hidden_size),
         wire_cuts=clearance.cuts,
         wire_reason=clearance.reason,

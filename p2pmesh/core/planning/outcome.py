@@ -21,7 +21,8 @@ class StepEstimate:
     """Predicted time of one decoded token of one sequence, by part, in microseconds.
 
     ``network_us`` is the sum of one-way latencies round the ring, ``transfer_us`` what the activations' bytes add,
-    ``overhead_us`` everything else of the hops and of the step. ``max_hop_us`` is the longest hop.
+    ``overhead_us`` everything else of the hops and of the step. ``max_hop_us`` is the longest hop. Of ``compute_us``
+    ``cache_us`` is the read of the KV cache, for a token at the position that the model was planned with.
     """
 
     compute_us: int
@@ -31,6 +32,7 @@ class StepEstimate:
     max_hop_us: int
     stage_count: int
     target_us: int
+    cache_us: int = 0
 
     @property
     def tpot_us(self) -> int:
@@ -46,6 +48,18 @@ class StepEstimate:
     def decode_tpot_target_met(self) -> bool:
         """Whether the whole step, compute included, is within the target."""
         return self.tpot_us <= self.target_us
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """What was measured of a run once it was loaded, in microseconds.
+
+    ``decode_us`` is what a token takes in the engine of each stage; ``ring_us`` is a whole step, of a few tokens that
+    were sent round before anybody was served; 0: not measured.
+    """
+
+    decode_us: tuple[int, ...]
+    ring_us: int = 0
 
 
 class WhyNot(StrEnum):

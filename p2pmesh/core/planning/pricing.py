@@ -1,18 +1,22 @@
 """What a decoded token costs: the only place that knows.
 
 ``TPOT = Σ stage compute + Σ one-way latencies round the ring + transfers + overhead``. With direct return there are as
-many hops as stages; two stages return along the chain, which is the same hop. Compute is what the stage's weights take
-to be read at the peer's measured speed. The read of the KV cache is left out: it grows with each sequence.
+many hops as stages; two stages return along the chain, which is the same hop. One way is taken for half a round trip.
+Compute is what the weights of a stage, and the KV cache at one position, take to be read at the peer's measured speed.
+What was measured of a run that is loaded replaces what its peers were known for.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median_low
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
-from p2pmesh.core.planning.outcome import PlannedStage, StepEstimate
-from p2pmesh.core.planning.request import DEFAULT_DECODE_BYTES_PER_S, PlanningPeer, PlanRequest
+from p2pmesh.core.planning.outcome import MeasuredRun, PlannedStage, StepEstimate
+from p2pmesh.core.planning.request import DEFAULT_DECODE_BYTES_PER_S, PlanningPeer, PlanningPolicy, PlanRequest
 
+MOST_HOP_OVERHEAD_US = 20_000
+"""No hop is believed to take more beside its link, whatever was measured in a bad moment."""
 SLOWEST_BYTES_PER_S = 1000
 """A peer counts as no slower than this, so that the time of any model stays a number of 64 bits."""
 
@@ -61,12 +65,16 @@ class Prices:
         """Of a step through so many stages."""
         return self._request.policy.step_overhead_us + (stages * self.hop_overhead_us if stages > 1 else 0)
 
-    def estimate(self, stages: Sequence[PlannedStage]) -> StepEstimate:
-        """The prediction for a placement. The last hop carries but a token."""
+    def estimate(self, stages: Sequence[PlannedStage], measured: MeasuredRun | None = None) -> StepEstimate:
+        """The prediction for a placement. The last hop carries but a token.
+
+        What was ``measured`` of it counts before what its peers were known for.
+        """
         peers = [stage.peer_id for stage in stages]
         hops = [(peer, peers[(at + 1) % len(peers)]) for at, peer in enumerate(peers)]
         latencies = [self.one_way_us(*hop) for hop in hops]
-        return StepEstimate(
+        cache_us = sum(self._cache_us(stage) for stage in stages)
+        estimate = StepEstimate(
             compute_us=sum(self._compute_us(stage) for stage in stages),
             network_us=sum(latencies),
             transfer_us=sum(self.transfer_us(*hop) for hop in hops[:-1]),
@@ -74,14 +82,55 @@ class Prices:
             max_hop_us=max(latencies),
             stage_count=len(stages),
             target_us=self._request.target_us,
+            cache_us=cache_us,
         )
+        return estimate if measured is None else corrected(estimate, measured)
 
     def _compute_us(self, stage: PlannedStage) -> int:
         model = self._request.model
         reads = sum(model.reads[stage.layers.start : stage.layers.end])
         reads += model.output_reads * stage.layers.is_last(model.layer_count)
-        peer = self._peers.get(stage.peer_id)
-        return compute_us(reads, self._neutral if peer is None else self.speed_of(peer))
+        return self._read_us(stage.peer_id, reads)
+
+    def _cache_us(self, stage: PlannedStage) -> int:
+        reads = sum(self._request.model.cache_reads[stage.layers.start : stage.layers.end])
+        return self._read_us(stage.peer_id, reads)
+
+    def _read_us(self, peer_id: PeerId, read_bytes: int) -> int:
+        peer = self._peers.get(peer_id)
+        return compute_us(read_bytes, self._neutral if peer is None else self.speed_of(peer))
+
+
+def corrected(estimate: StepEstimate, measured: MeasuredRun) -> StepEstimate:
+    """An estimate with what was measured in place of what was guessed.
+
+    Engines measure with a cache that is all but empty, so that its read is added. Where whole steps were timed the sum
+    is theirs: engines and links explain as much of it as they can, and the overhead is what is left.
+    """
+    engines_us = sum(measured.decode_us)
+    if not measured.ring_us:
+        return replace(estimate, compute_us=engines_us + estimate.cache_us)
+    engines_us = min(engines_us, measured.ring_us)
+    network_us = min(estimate.network_us, measured.ring_us - engines_us)
+    transfer_us = min(estimate.transfer_us, measured.ring_us - engines_us - network_us)
+    return replace(
+        estimate,
+        compute_us=engines_us + estimate.cache_us,
+        network_us=network_us,
+        transfer_us=transfer_us,
+        overhead_us=measured.ring_us - engines_us - network_us - transfer_us,
+    )
+
+
+def learn_overhead(policy: PlanningPolicy, timed: StepEstimate) -> PlanningPolicy:
+    """The policy with what a hop was found to take in a run whose steps were timed and whose links are known.
+
+    A run of one stage has no hops, and tells nothing. Half of it counts, so that a disturbed start does not rule.
+    """
+    if timed.stage_count < 2:
+        return policy
+    found_us = max(0, timed.overhead_us - policy.step_overhead_us) // timed.stage_count
+    return replace(policy, hop_overhead_us=min(MOST_HOP_OVERHEAD_US, (policy.hop_overhead_us + found_us) // 2))
 
 
 def compute_us(read_bytes: int, bytes_per_s: int) -> int:

@@ -5,6 +5,7 @@ Owns the records and the arithmetic of one layer range. Bytes of a GGUF are ``mo
 """
 
 from dataclasses import dataclass, field
+from operator import add
 
 from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.core.links import NO_LINKS, LinkMatrix
@@ -47,9 +48,10 @@ class PlanningModel:
     does not fit with it fits with none. ``cuts`` are the layer indices at which the family may be cut, ascending,
     within ``1 … layer_count - 1``; ``forbidden`` are ranges between such cuts that the family cannot run all the same.
     ``layer_reads`` are the weights that a decoded token reads in each layer (empty: all bytes of the last shape),
-    ``output_reads`` those of the output head. ``activation_bytes`` is what a token takes between two stages with the
-    wire dtype; ``wire_cuts`` are the cuts at which that may be used, None all, and ``wire_reason`` says why not at
-    others. A ``is_sticky`` family keeps states that cannot move, so that a stage stays with its owner.
+    ``output_reads`` those of the output head; ``cache_reads`` is what it reads of the KV cache in each layer, at the
+    position that placements are predicted for (empty: nothing). ``activation_bytes`` is what a token takes between two
+    stages with the wire dtype; ``wire_cuts`` are the cuts at which that may be used, None all, and ``wire_reason`` says
+    why not at others. A ``is_sticky`` family keeps states that cannot move, so that a stage stays with its owner.
     """
 
     shapes: tuple[ShapeBytes, ...]
@@ -57,6 +59,7 @@ class PlanningModel:
     forbidden: frozenset[LayerRange] = frozenset()
     layer_reads: tuple[int, ...] = ()
     output_reads: int = 0
+    cache_reads: tuple[int, ...] = ()
     activation_bytes: int = 0
     wire_cuts: frozenset[int] | None = None
     wire_reason: str = ""
@@ -75,7 +78,8 @@ class PlanningModel:
     @property
     def reads(self) -> tuple[int, ...]:
         """Bytes that a decoded token reads in each layer."""
-        return self.layer_reads or self.least.layer_bytes
+        weights = self.layer_reads or self.least.layer_bytes
+        return tuple(map(add, weights, self.cache_reads)) if self.cache_reads else weights
 
 
 @dataclass(frozen=True, slots=True)

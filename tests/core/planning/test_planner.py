@@ -453,8 +453,9 @@ def requests(draw: st.DrawFn, most_peers: int = 5) -> PlanRequest:
     forbidden = frozenset(draw(st.lists(st.sampled_from(ranges), max_size=2))) if ranges else frozenset()
     shapes = (larger, least) if draw(st.booleans()) else (least,)
     model = PlanningModel(
-        shapes, cuts, forbidden, tuple(n * 1000 for n in small), draw(st.integers(0, 20_000)), activation_bytes=1000
-    )
+        shapes, cuts, forbidden, tuple(n * 1000 for n in small), draw(st.integers(0, 20_000)), activation_bytes=1000,
+        cache_reads=tuple(n * 100 for n in more) if draw(st.booleans()) else (),
+    )  # fmt: skip
     peers = tuple(draw(planning_peers(f"p{number}")) for number in range(draw(st.integers(1, most_peers))))
     names = [peer.peer_id for peer in peers]
     links = {
