@@ -51,6 +51,8 @@ _GIVEN: dict[str, Any] = {
     "holder": JOINER.peer_id,
     "nonce": bytes(16),
     "limit": MAX_CONTROL_MESSAGE_BYTES,
+    "tokens": 2,
+    "top_logprobs": 3,
 }
 
 

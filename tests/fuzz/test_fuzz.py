@@ -34,6 +34,8 @@ def test_no_frame_takes_much_memory_while_it_is_read() -> None:
 def test_every_vector_file_and_kind_is_in_the_corpus() -> None:
     names = [sample.name for sample in samples()]
     for path in vectors.DIRECTORY.glob("*.json"):
+        if path.stem == "grammars":  # texts within a frame's body, which is in the corpus as such
+            continue
         assert any(name.startswith(f"{path.stem} valid ") for name in names), path.stem
     assert {f"engine {kind.name}" for kind in EngineKind} <= set(names)
     kinds = {case["kind"] for case in vectors.load("control")["valid"]}
