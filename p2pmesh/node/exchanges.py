@@ -210,7 +210,7 @@ def _logprob_entry(one: TokenLogprob) -> LogprobEntry:
 
 def request_of(asked: Generate) -> GenerationRequest:
     """The request that a message carries; raises ``REQUEST_INVALID`` for ranges that no message limit covers."""
-    messages = None if asked.messages is None else tuple(map(_chat_message_of, asked.messages))
+    messages = None if asked.messages is None else tuple(map(chat_message_of, asked.messages))
     sampling = asked.sampling
     return GenerationRequest(
         asked.request_id,
@@ -233,7 +233,8 @@ def request_of(asked: Generate) -> GenerationRequest:
     )  # fmt: skip
 
 
-def _chat_message_of(entry: MessageEntry) -> ChatMessage:
+def chat_message_of(entry: MessageEntry) -> ChatMessage:
+    """A message as it came."""
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in entry.calls)
     return ChatMessage(entry.role, entry.content, calls, entry.answers)
 
@@ -244,7 +245,8 @@ def _tool_use_of(entry: ToolUseEntry) -> ToolUse:
     return ToolUse(entry.tools, ToolChoice(entry.choice), entry.only, entry.may_repeat)
 
 
-def _message_entry_of(message: ChatMessage) -> MessageEntry:
+def message_entry_of(message: ChatMessage) -> MessageEntry:
+    """A message as it travels."""
     calls = tuple(CallEntry(call.id, call.name, call.arguments) for call in message.calls)
     return MessageEntry(message.role, message.content, calls, message.answers)
 
@@ -259,7 +261,7 @@ def _generate_of(request: GenerationRequest) -> Generate:
             sampling.frequency_penalty, sampling.repeat_penalty, sampling.seed,
             tuple(BiasEntry(token, bias) for token, bias in sampling.logit_bias),
         ),
-        None if messages is None else tuple(map(_message_entry_of, messages)),
+        None if messages is None else tuple(map(message_entry_of, messages)),
         request.prompt.text,
         request.prompt.tokens,
         request.stop,

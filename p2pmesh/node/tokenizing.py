@@ -9,10 +9,11 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import TOKENIZE_TIMEOUT_S, Driver, Drivers
+from p2pmesh.node.exchanges import chat_message_of, message_entry_of
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
-from p2pmesh.wire.control import MessageEntry, Tokenize, Tokenized
-from p2pmesh.wire.generation import ChatMessage, Prompt
+from p2pmesh.wire.control import Tokenize, Tokenized
+from p2pmesh.wire.generation import Prompt
 
 _ANSWER_TIMEOUT_S = TOKENIZE_TIMEOUT_S + 10.0
 
@@ -37,7 +38,7 @@ class TokenizeExchanges:
         if driver is None:
             raise Refused(ErrorCode.MODEL_NOT_READY, f"{asked.model} is not driven here; try again")
         entries = asked.messages
-        messages = None if entries is None else tuple(ChatMessage(entry.role, entry.content) for entry in entries)
+        messages = None if entries is None else tuple(map(chat_message_of, entries))
         prompt = Prompt(messages, asked.text, asked.tokens, asked.reasoning_effort)
         answer = await tokenize_here(driver, prompt, add_special=asked.add_special)
         await stream.send(Tokenized(answer.tokens, answer.text))
@@ -62,7 +63,7 @@ async def tokenize_remotely(
 ) -> TextOrTokens:
     """By another peer that drives the model; ``PeerUnavailable`` if it does not answer in time."""
     messages = prompt.messages
-    entries = None if messages is None else tuple(MessageEntry(message.role, message.content) for message in messages)
+    entries = None if messages is None else tuple(map(message_entry_of, messages))
     asked = Tokenize(model, entries, prompt.text, prompt.tokens, add_special, prompt.reasoning_effort)
     with trio.move_on_after(_ANSWER_TIMEOUT_S):
         stream = await overlay.open_exchange(peer, asked)

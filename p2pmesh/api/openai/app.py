@@ -17,6 +17,8 @@ from p2pmesh.api.openai.chat import ChatShape
 from p2pmesh.api.openai.completions import CompletionsShape
 from p2pmesh.api.openai.embeddings import EmbeddingsEndpoint
 from p2pmesh.api.openai.endpoint import GenerationEndpoint
+from p2pmesh.api.openai.messages import CountTokens, MessagesShape
+from p2pmesh.api.openai.responses import ResponsesShape
 from p2pmesh.api.openai.tokenizing import TokenizeEndpoints
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 
@@ -30,6 +32,9 @@ def openai_app(backend: Backend) -> Starlette:
             Route("/v1/models/{id:path}", answers.show_model, methods=["GET"]),
             Route("/v1/chat/completions", GenerationEndpoint(backend, ChatShape()), methods=["POST"]),
             Route("/v1/completions", GenerationEndpoint(backend, CompletionsShape()), methods=["POST"]),
+            Route("/v1/responses", GenerationEndpoint(backend, ResponsesShape()), methods=["POST"]),
+            Route("/v1/messages", GenerationEndpoint(backend, MessagesShape()), methods=["POST"]),
+            Route("/v1/messages/count_tokens", CountTokens(backend).answer, methods=["POST"]),
             Route("/v1/embeddings", EmbeddingsEndpoint(backend), methods=["POST"]),
             Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
             Route("/detokenize", tokenizing.detokenize, methods=["POST"]),

@@ -225,6 +225,8 @@ class _AnswerFacts:
             model=self._call.request.model,
             fingerprint=self._require_started().fingerprint,
             wants_usage_chunk=self._call.wants_usage_chunk,
+            prompt_tokens=len(self._require_started().prompt_tokens),
+            given=self._call.given,
         )
 
     def _usage(self) -> Usage:

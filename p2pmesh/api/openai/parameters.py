@@ -137,6 +137,8 @@ class Call:
     candidates: int = 1
     echoes: tuple[str, ...] = ()
     """Text to put in front of each request's answer; none if empty."""
+    given: Mapping[str, Any] | None = None
+    """Fields of the request that the answer repeats."""
 
     @property
     def request(self) -> GenerationRequest:

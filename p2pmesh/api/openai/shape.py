@@ -4,7 +4,7 @@ A *choice* is one answer among several to the same request. Its events become ``
 pieces look to a client is the shape's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,10 @@ class AnswerHead:
     model: str
     fingerprint: str
     wants_usage_chunk: bool
+    prompt_tokens: int = 0
+    """Of the choice that was admitted first."""
+    given: Mapping[str, Any] | None = None
+    """What the answer repeats of its request."""
 
     def fields(self, kind: str) -> dict[str, Any]:
         """The head of an object of this ``kind`` (OpenAI's ``object`` field)."""

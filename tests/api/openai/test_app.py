@@ -55,7 +55,7 @@ async def test_liveness_and_readiness_differ() -> None:
     assert client.headers["retry-after"] == "7"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat/completions/", "/v1/responses", "/v1/audio/speech"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat/completions/", "/v1/images/generations", "/v1/audio/speech"])
 async def test_other_paths_are_openai_shaped_404s(path: str) -> None:
     client = await get(path)
     assert (client.status, client.json()["error"]["code"]) == (404, "route_unknown")

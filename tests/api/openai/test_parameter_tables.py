@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from p2pmesh.api.errors import RequestError
 from p2pmesh.api.openai.chat import CHAT_IMPLEMENTED, parse_chat
 from p2pmesh.api.openai.completions import COMPLETIONS_IMPLEMENTED, parse_completions
 from p2pmesh.api.openai.embeddings import EMBEDDINGS_HARMLESS, EMBEDDINGS_IMPLEMENTED, parse_embeddings
+from p2pmesh.api.openai.messages import MESSAGES_HARMLESS, MESSAGES_IMPLEMENTED, parse_messages
 from p2pmesh.api.openai.parameters import CHAT_HARMLESS, COMPLETIONS_HARMLESS, Harmless
+from p2pmesh.api.openai.responses import RESPONSES_HARMLESS, RESPONSES_IMPLEMENTED, parse_responses
 from p2pmesh.base.errors import ErrorCode
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
@@ -57,6 +60,22 @@ ENDPOINTS = [
         COMPLETIONS_IMPLEMENTED,
         dict(COMPLETIONS_HARMLESS),
         names_of(completion_create_params.CompletionCreateParamsBase),
+    ),
+    Endpoint(
+        "/v1/responses",
+        lambda body: parse_responses(body, bytes(16), lambda: 1),
+        {"model": "m", "input": "hi"},
+        RESPONSES_IMPLEMENTED,
+        dict(RESPONSES_HARMLESS),
+        names_of(response_create_params.ResponseCreateParamsBase),
+    ),
+    Endpoint(
+        "/v1/messages",
+        lambda body: parse_messages(body, bytes(16), lambda: 1),
+        {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]},
+        MESSAGES_IMPLEMENTED,
+        dict(MESSAGES_HARMLESS),
+        frozenset(),
     ),
     Endpoint(
         "/v1/embeddings",

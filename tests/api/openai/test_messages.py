@@ -1,0 +1,166 @@
+"""``/v1/messages`` as Anthropic's clients see it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from p2pmesh.api.errors import RequestError
+from p2pmesh.api.openai.app import openai_app
+from p2pmesh.api.openai.messages import parse_messages
+from p2pmesh.base.errors import EngineError, ErrorCode, Refused
+from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationDelta
+from tests.fakes.asgi import AsgiClient
+from tests.fakes.backend import MODEL, FakeBackend, say, started
+
+BASE = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+THOUGHT = say("<think>", "hm", "</think>", "Hel", "lo")
+
+
+async def ask(backend: FakeBackend | None = None, path: str = "/v1/messages", **body: Any) -> AsgiClient:
+    client = AsgiClient(json.dumps({**BASE, **body}).encode())
+    await client.run(openai_app(backend or FakeBackend()), path)
+    return client
+
+
+def events_of(client: AsgiClient) -> list[dict[str, Any]]:
+    blocks = [block.split("\n") for block in client.text.split("\n\n") if block.startswith("event: ")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [event["type"] for event in events] == [name.removeprefix("event: ") for name, _ in blocks]
+    return events
+
+
+async def test_a_whole_answer() -> None:
+    backend = FakeBackend(script=THOUGHT)
+    assert (await ask(backend)).json() == {
+        "id": "msg_" + backend.requests[0].request_id.hex(),
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": [
+            {"type": "thinking", "thinking": "hm", "signature": ""},
+            {"type": "text", "text": "Hello"},
+        ],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 3,
+            "output_tokens": 5,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        },
+    }
+    cut = (await ask(FakeBackend(script=say("a", reason=FinishReason.LENGTH)))).json()
+    assert cut["stop_reason"] == "max_tokens"
+
+
+async def test_a_stream_opens_and_closes_each_block() -> None:
+    events = events_of(await ask(FakeBackend(script=THOUGHT), stream=True))
+    assert [(event["type"], event.get("index")) for event in events] == [
+        ("message_start", None),
+        ("content_block_start", 0),
+        ("content_block_delta", 0),
+        ("content_block_stop", 0),
+        ("content_block_start", 1),
+        ("content_block_delta", 1),
+        ("content_block_delta", 1),
+        ("content_block_stop", 1),
+        ("message_delta", None),
+        ("message_stop", None),
+    ]
+    assert events[0]["message"]["usage"]["input_tokens"] == 3
+    assert (events[1]["content_block"]["type"], events[4]["content_block"]["type"]) == ("thinking", "text")
+    assert (
+        "".join(event["delta"].get("text", "") for event in events if event["type"] == "content_block_delta") == "Hello"
+    )
+    assert events[-2]["delta"]["stop_reason"] == "end_turn"
+    assert events[-2]["usage"]["output_tokens"] == 5
+
+
+async def test_an_answer_without_text_has_an_empty_block() -> None:
+    kinds = [event["type"] for event in events_of(await ask(FakeBackend(script=say()), stream=True))]
+    assert kinds[1:3] == ["content_block_start", "content_block_stop"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        (ErrorCode.CONTEXT_LENGTH_EXCEEDED, 400, "invalid_request_error"),
+        (ErrorCode.MODEL_UNKNOWN, 404, "not_found_error"),
+        (ErrorCode.OVERLOADED, 429, "rate_limit_error"),
+        (ErrorCode.MODEL_NOT_READY, 503, "overloaded_error"),
+        (ErrorCode.INTERNAL, 500, "api_error"),
+    ],
+)
+async def test_errors_have_anthropics_shape(code: ErrorCode, status: int, kind: str) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = {} if path == "/v1/messages" else {"max_tokens": None}
+        client = await ask(FakeBackend(entry_error=Refused(code, "no")), path, **body)
+        assert (client.status, client.json()) == (status, {"type": "error", "error": {"type": kind, "message": "no"}})
+
+
+async def test_an_answer_that_breaks_off_ends_with_an_error() -> None:
+    error = EngineError(ErrorCode.ENGINE_CRASHED, "the engine died")
+    client = await ask(FakeBackend(script=(started(), GenerationDelta((1,), "Hel"), error)), stream=True)
+    assert events_of(client)[-1] == {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "the engine died"},
+    }
+
+
+async def test_tokens_are_counted() -> None:
+    client = AsgiClient(json.dumps({key: BASE[key] for key in ("model", "messages")}).encode())
+    await client.run(openai_app(FakeBackend()), "/v1/messages/count_tokens")
+    assert client.json() == {"input_tokens": 3}
+
+
+def test_a_conversation_arrives() -> None:
+    request = parse_messages(
+        {
+            **BASE,
+            "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "c"}],
+                },
+            ],
+            "stop_sequences": ["END"],
+            "temperature": 0.5,
+            "top_k": 5,
+            "thinking": {"type": "disabled"},
+            "metadata": {"user_id": "u"},
+        },
+        bytes(16),
+        lambda: 1,
+    ).request
+    assert request.prompt.messages == (
+        ChatMessage("system", "be brief"),
+        ChatMessage("user", "a\nb"),
+        ChatMessage("assistant", "c"),
+    )
+    assert (request.stop, request.max_tokens, request.prompt.reasoning_effort) == (("END",), 9, "none")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"max_tokens": None}, ErrorCode.REQUEST_INVALID, "max_tokens"),
+        ({"messages": []}, ErrorCode.REQUEST_INVALID, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, ErrorCode.REQUEST_INVALID, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            ErrorCode.PARAMETER_UNSUPPORTED,
+            "messages[0].content[0].type",
+        ),
+        ({"tools": [{"name": "f"}]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools"),
+        ({"stop_sequences": ["a"] * 5}, ErrorCode.REQUEST_INVALID, "stop_sequences"),
+        ({"thinking": {"type": "much"}}, ErrorCode.REQUEST_INVALID, "thinking.type"),
+        ({"container": "x"}, ErrorCode.PARAMETER_UNSUPPORTED, "container"),
+    ],
+)
+def test_what_is_at_fault_is_named(body: dict[str, Any], code: ErrorCode, param: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse_messages({**BASE, **body}, bytes(16), lambda: 1)
+    assert (raised.value.code, raised.value.param) == (code, param)
