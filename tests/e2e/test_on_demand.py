@@ -4,7 +4,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.e2e.conftest import TINY
+import pytest
+
+from p2pmesh.adapters.model_packages import installed_models
+from tests.e2e.conftest import SMOLLM, TINY, require_models
 from tests.e2e.peers import NodeProcess, Peers, tokens_of, wait_until
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
@@ -82,3 +85,33 @@ def knows(node: NodeProcess, model: str) -> bool:
     with node.client() as client:
         answer = client.post("/v1/completions", json={"model": model, "prompt": PROMPT, "max_tokens": 1})
     return answer.status_code == 200
+
+
+@pytest.mark.slow
+def test_what_the_first_token_of_a_model_that_is_not_loaded_takes(peers: Peers) -> None:
+    """Prints the figures (``-s``): from the request to its first token, cold, warm, and after an unload."""
+    require_models(SMOLLM)
+    ingress = peers.found("ingress", "--max-memory", "0")
+    models = peers.folder / "holder" / "models"
+    models.mkdir(parents=True)
+    (peers.folder / "holder").chmod(0o700)
+    (part,) = next(model.parts for model in installed_models() if model.name == SMOLLM)
+    (models / "small.gguf").symlink_to(part)
+    holder = peers.join("holder", ingress.invite, "--max-memory", "2GiB", "--idle-unload", "2")
+    assert wait_until(lambda: ready(ingress), 60)
+    figures = {"not loaded": first_token_s(ingress)}
+    figures["loaded"] = first_token_s(ingress)
+    assert wait_until(lambda: len(told_models(holder, "model_unloaded")) == 1, 30)
+    figures["unloaded, its engine still there"] = first_token_s(ingress)
+    assert wait_until(lambda: len(told_models(holder, "model_unloaded")) == 2, 30)
+    assert wait_until(lambda: holder.children() == (), 60)
+    figures["unloaded, its engine gone"] = first_token_s(ingress)
+    print("\nseconds to the first token:", {name: round(seconds, 2) for name, seconds in figures.items()})
+    assert len(told_models(holder, "load_on_demand")) == 3
+
+
+def first_token_s(node: NodeProcess) -> float:
+    started = time.monotonic()
+    with node.stream("small", PROMPT, max_tokens=2, temperature=0) as chunks:
+        next(chunk for chunk in chunks if tokens_of(chunk))
+        return time.monotonic() - started
