@@ -13,7 +13,8 @@ from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 OTHER = "other-tiny"
 PROMPT = "hello"
-IDLE_S = 8
+IDLE_S = 25
+"""Above what loading the second model takes on a busy machine: the first one must still be there then."""
 
 
 def put_models(peers: Peers, name: str) -> None:
@@ -54,7 +55,7 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
     again, again_s = ask(holder, TINY)
     assert again == first
     print(f"\nfirst answer of a model that was not loaded: {first_s:.2f} s, of one that is: {again_s:.2f} s")
-    assert wait_until(lambda: sorted(told_models(holder, "model_unloaded")) == sorted([TINY, OTHER]), 60)
+    assert wait_until(lambda: sorted(told_models(holder, "model_unloaded")) == sorted([TINY, OTHER]), 90)
     assert wait_until(lambda: holder.status()["stages"] == [], 10)
     assert holder.status()["free_bytes"] == holder.status()["memory_bytes"]
     reloaded, reloaded_s = ask(ingress, TINY)
