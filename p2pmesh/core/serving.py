@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import MAX_KNOWN_MODELS
 from p2pmesh.base.quantities import MIB, MICROS_PER_SECOND, Micros
 from p2pmesh.core.demand import Demand
 from p2pmesh.core.draws import Draws
@@ -64,6 +65,8 @@ class ServingPolicy:
     """Ranks beyond the last step are spread over so long."""
     coming_us: int = 60 * MICROS_PER_SECOND
     """So long another peer's word is believed that it is about to serve a model."""
+    lost_us: int = 5 * MICROS_PER_SECOND
+    """A run that ended is mostly placed anew by who had it: so long after its last server nobody else begins."""
     settled_us: int = 600 * MICROS_PER_SECOND
     """So long after an unload only a request that waits brings the model back, not one that was."""
     first_pause_us: int = 30 * MICROS_PER_SECOND
@@ -207,6 +210,8 @@ class ServingMachine:
         self._draws = Draws(seed)
         self._due: dict[bytes, Micros] = {}
         self._coming_since: dict[bytes, Micros] = {}
+        self._served_at: dict[bytes, Micros] = {}
+        """Models that were served a moment ago, and when last."""
         self._unloaded_at: dict[bytes, Micros] = {}
         self._failures: dict[bytes, tuple[int, Micros]] = {}
         """How often in a row a load failed, and until when it is not tried again."""
@@ -242,8 +247,9 @@ class ServingMachine:
         return ()
 
     def _look(self, look: Look, now: Micros) -> tuple[Effect, ...]:
-        self._forget_gone(look)
+        self._forget(look, now)
         self._note_memory(look, now)
+        self._note_served(look, now)
         unloads = self._unloads(look, now)
         effects = unloads or self._loads(look, now)
         for effect in effects:
@@ -253,12 +259,24 @@ class ServingMachine:
         self._deadline = self._next_look(look, now)
         return effects
 
-    def _forget_gone(self, look: Look) -> None:
-        """What is not on disk any more needs no memory here."""
-        here = {one.model for one in look.loadables} | {one.model for one in look.loaded}
-        for table in (self._due, self._coming_since, self._unloaded_at, self._failures, self._undrained_until):
-            for model in [model for model in table if model not in here]:
-                del table[model]
+    def _forget(self, look: Look, now: Micros) -> None:
+        """What is not asked for now, and what was long ago."""
+        wanted = {one.model for one in look.loadables}
+        self._due = {model: due for model, due in self._due.items() if model in wanted}
+        self._coming_since = {model: since for model, since in self._coming_since.items() if model in wanted}
+        policy = self._policy
+        self._unloaded_at = {model: at for model, at in self._unloaded_at.items() if now - at < policy.settled_us}
+        self._undrained_until = {model: until for model, until in self._undrained_until.items() if until > now}
+        self._failures = {
+            model: (count, until)
+            for model, (count, until) in self._failures.items()
+            if until + policy.longest_pause_us > now
+        }
+
+    def _note_served(self, look: Look, now: Micros) -> None:
+        self._served_at.update((rate.model, now) for rate in look.rates if rate.servers)
+        lately = {model: at for model, at in self._served_at.items() if now - at < self._policy.lost_us}
+        self._served_at = dict(list(lately.items())[-MAX_KNOWN_MODELS:])
 
     # --- unloading -------------------------------------------------------------
     def _note_memory(self, look: Look, now: Micros) -> None:
@@ -277,7 +295,7 @@ class ServingMachine:
             if one.state is RunState.SERVING
             and one.is_driven_here
             and not one.demand.waiting
-            and self._undrained_until.get(one.model, now) <= now
+            and one.model not in self._undrained_until
         ]
         if self._is_relief_due(now) and candidates:
             victim = min(candidates, key=lambda one: (one.demand.weight, one.idle_since is None, one.model))
@@ -330,7 +348,9 @@ class ServingMachine:
         if self._is_another_loading(loadable, now):
             return None
         if loadable.servers == 0:
-            return LoadReason.NO_SERVER if self._is_asked_for(loadable, now) else None
+            if loadable.model in self._served_at and loadable.model not in self._unloaded_at:
+                return None
+            return LoadReason.NO_SERVER if self._is_asked_for(loadable) else None
         per_minute = loadable.demand.per_minute
         if per_minute >= self._policy.busy_per_minute * loadable.servers:
             return LoadReason.BUSY
@@ -345,12 +365,11 @@ class ServingMachine:
             return False
         return now - self._coming_since.setdefault(loadable.model, now) < self._policy.coming_us
 
-    def _is_asked_for(self, loadable: Loadable, now: Micros) -> bool:
+    def _is_asked_for(self, loadable: Loadable) -> bool:
         """What was asked of late counts too, but where it was unloaded here a while ago."""
         if loadable.demand.waiting or loadable.is_awaited_here:
             return True
-        unloaded_at = self._unloaded_at.get(loadable.model)
-        if unloaded_at is not None and now - unloaded_at < self._policy.settled_us:
+        if loadable.model in self._unloaded_at:
             return False
         is_kept_warm = self._policy.idle_unload_us is None
         return bool(loadable.demand.per_minute or (is_kept_warm and loadable.demand.per_day))
@@ -379,7 +398,7 @@ class ServingMachine:
             and not one.demand.per_minute
             and not one.demand.waiting
             and look.free_bytes + one.needed_bytes >= loadable.needed_bytes
-            and self._undrained_until.get(one.model, now) <= now
+            and one.model not in self._undrained_until
         ]
         least = min(unused, key=lambda one: (one.demand.weight, one.model), default=None)
         return None if least is None else Unload(least.model, UnloadReason.ROOM_WANTED)
@@ -389,6 +408,7 @@ class ServingMachine:
         policy = self._policy
         times = [*self._due.values(), self._barred_until, *(until for _, until in self._failures.values())]
         times += [Micros(since + policy.coming_us) for since in self._coming_since.values()]
+        times += [Micros(at + policy.lost_us) for at in self._served_at.values()]
         if self._low_since is not None:
             times += [Micros(self._low_since + policy.low_memory_us), self._next_relief]
         if policy.idle_unload_us is not None:

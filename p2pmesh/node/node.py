@@ -283,11 +283,13 @@ class Node:
     @asynccontextmanager
     async def _generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         await self.on_demand.await_served(request.model)
-        async with self.ingress.generate(request) as events:
-            yield events
+        with self.on_demand.counting(request.model):
+            async with self.ingress.generate(request) as events:
+                yield events
 
     async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
         """Ids of a prompt, or the text of one that is ids."""
+        await self.on_demand.await_served(model)
         return await self.router.tokenize(model, key, prompt, add_special=add_special)
 
     def status(self) -> dict[str, Any]:

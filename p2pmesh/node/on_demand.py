@@ -137,6 +137,10 @@ class OnDemand:
         self._starting: set[bytes] = set()
         """Models of the shelf whose files are being read."""
         self._failures: dict[bytes, str] = {}
+        self._open: dict[str, int] = {}
+        """Requests of our clients that are under way, by the name that their model is served under."""
+        self._stalled: set[str] = set()
+        """Those of these names that nobody serves any more."""
         self._changes = Changes()
         self._told_at = float("-inf")
         self._nursery: trio.Nursery | None = None
@@ -150,6 +154,7 @@ class OnDemand:
             nursery.start_soon(self._keep_surveying)
             while True:
                 seen = self._changes.count
+                self._note_stalls()
                 for effect in self._look():
                     self._perform(effect)
                 self._tell()
@@ -196,6 +201,33 @@ class OnDemand:
             return
         with self._waiting(model):
             await self._wait(name, model)
+
+    @contextmanager
+    def counting(self, name: str) -> Iterator[None]:
+        """A request that is under way: if its model is lost or unloaded meanwhile, it waits for it like any other."""
+        name = self._parts.router.served_name(name) or name
+        self._open[name] = self._open.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+                self._end_stall(name)
+
+    def _note_stalls(self) -> None:
+        for name in self._open:
+            if self._parts.router.is_served(name):
+                self._end_stall(name)
+            elif name not in self._stalled:
+                self._stalled.add(name)
+                self._counters.begin_waiting(model_hash_of(name))
+
+    def _end_stall(self, name: str) -> None:
+        if name in self._stalled:
+            self._stalled.discard(name)
+            self._counters.end_waiting(model_hash_of(name))
+            self._changes.mark()
 
     @contextmanager
     def _waiting(self, model: bytes) -> Iterator[None]:
@@ -254,6 +286,8 @@ class OnDemand:
         board, now = self._parts.overlay.board, self._parts.clock.now()
         loadable = self._loadable()
         board.offer_loads(loadable[:MAX_ANNOUNCED_LOADABLE])
+        if not self._counters.models():
+            return
         served = self._served()
         known = {model for peer in self._trusted() for model in peer.loadable}
         rows = self._counters.told(served, known.union(loadable), now)
@@ -493,7 +527,7 @@ class OnDemand:
             self._parts.drivers.note_leaving(driver, is_leaving=True)
             with trio.move_on_after(DRAIN_S):
                 is_quiet = await self._is_quiet(driver, model, may_wait=reason is UnloadReason.MEMORY_LOW)
-        if driver is None or run is None or not is_quiet or held.coordinator is None:
+        if not is_quiet or run is None or self._driver_of(held) is not driver:
             self._keep(model, held, driver, reason)
             return
         held.scope.cancel()

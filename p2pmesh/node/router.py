@@ -162,8 +162,8 @@ class Router:
         """Ids of a prompt, or the text of one that is ids, by whoever drives the model."""
         route = await self.find(model, key, Avoided(), may_repeat=True)
         if route.peer == self._overlay.own_peer:
-            return await tokenize_here(self._own_driver(model), prompt, add_special=add_special)
-        return await tokenize_remotely(self._overlay, route.peer, model, prompt, add_special=add_special)
+            return await tokenize_here(self._own_driver(route.model), prompt, add_special=add_special)
+        return await tokenize_remotely(self._overlay, route.peer, route.model, prompt, add_special=add_special)
 
     def _remote(
         self, route: Route, request: GenerationRequest, is_first: bool

@@ -138,6 +138,22 @@ def test_who_says_that_it_begins_is_waited_for_but_not_for_ever() -> None:
     assert machine.handle(given, at(60)) == (Load(A, LoadReason.NO_SERVER),)
 
 
+def test_a_run_that_broke_is_first_left_to_who_had_it() -> None:
+    machine = ServingMachine(1)
+    assert machine.handle(look(rates=(Rate(A, 0, 1),)), at(0)) == ()  # nobody asks beyond the usual
+    assert machine.handle(look(loadable()), at(1)) == ()
+    assert machine.deadline() == at(5)
+    assert machine.handle(look(loadable()), at(4.9)) == ()
+    assert machine.handle(look(loadable()), at(5)) == (Load(A, LoadReason.NO_SERVER),)
+
+
+def test_who_has_just_unloaded_a_model_loads_it_again_at_once() -> None:
+    machine = ServingMachine(1, IDLE_POLICY)
+    given = look(loaded=(loaded(),), rates=(Rate(A, 0, 1),))
+    assert machine.handle(given, at(10)) == (Unload(A, UnloadReason.IDLE),)
+    assert machine.handle(look(loadable()), at(11)) == (Load(A, LoadReason.NO_SERVER),)
+
+
 def test_a_load_that_failed_is_tried_again_after_longer_and_longer() -> None:
     machine = ServingMachine(1)
     now, pauses = 0.0, []
@@ -176,6 +192,7 @@ def test_a_run_is_unloaded_once_it_was_idle_for_so_long() -> None:
 def test_only_a_request_that_waits_brings_a_model_back_that_was_unloaded() -> None:
     machine = ServingMachine(1, IDLE_POLICY)
     assert machine.handle(look(loaded=(loaded(),)), at(10)) == (Unload(A, UnloadReason.IDLE),)
+    assert machine.handle(look(), at(10.5)) == ()  # nobody is told of what is served
     assert machine.handle(look(loadable(Demand(per_minute=5, per_day=5))), at(11)) == ()
     assert machine.handle(look(loadable()), at(12)) == (Load(A, LoadReason.NO_SERVER),)
 

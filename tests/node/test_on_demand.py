@@ -216,6 +216,23 @@ async def test_a_busy_model_is_loaded_by_one_peer_more(autojump_clock: MockClock
         assert sum(len(node.told("pipeline_ready")) for node in idle) == 1
 
 
+async def test_a_request_outlives_the_only_peer_that_had_its_model_loaded(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        peers = [await with_shelf(mesh, f"peer-{n}", ingress) for n in range(2)]
+        await settle()
+        request = mesh.request(max_tokens=60)
+        async with ingress.node.generate(request) as events:
+            tokens = await read_tokens(events, 10)
+            (first,) = (peer for peer in peers if peer.told("pipeline_ready"))
+            mesh.overlay.kill(first.peer)
+            tokens += await read_tokens(events)
+        assert tokens == expected(request)
+        assert [told_loads(peer) for peer in peers if peer is not first] == [["no_server"]]
+        (recovered,) = ingress.told("request_recovered")
+        assert recovered["is_exact"]
+
+
 @pytest.mark.parametrize("failure", [ConfigError(ErrorCode.GGUF_INVALID, "it is damaged"), None])
 async def test_a_load_that_fails_is_told_to_who_waits(autojump_clock: MockClock, failure: ConfigError | None) -> None:
     async with open_mesh() as mesh:
