@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -9,12 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from p2pmesh import __version__
 from p2pmesh.api.backend import Backend, ModelListing
 from p2pmesh.api.errors import INVALID_REQUEST, RequestError
 from p2pmesh.api.exchange import Exchange
 from p2pmesh.api.json_response import error_response, json_response
+from p2pmesh.api.metered import CountedResponses, MeteredBackend
+from p2pmesh.api.metrics import CONTENT_TYPE, Metrics
 from p2pmesh.api.openai.chat import ChatShape
 from p2pmesh.api.openai.completions import CompletionsShape
+from p2pmesh.api.openai.document import openapi_document
 from p2pmesh.api.openai.embeddings import EmbeddingsEndpoint
 from p2pmesh.api.openai.endpoint import GenerationEndpoint
 from p2pmesh.api.openai.messages import CountTokens, MessagesShape
@@ -25,25 +30,31 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 
 def openai_app(backend: Backend) -> Starlette:
     """The application for the API port."""
-    answers, tokenizing = _Answers(backend), TokenizeEndpoints(backend)
+    metrics = Metrics(trio.current_time)
+    metered = MeteredBackend(backend, metrics)
+    answers, tokenizing = _Answers(backend, metrics), TokenizeEndpoints(backend)
+    routes = [
+        Route("/v1/models", answers.list_models, methods=["GET"]),
+        Route("/v1/models/{id:path}", answers.show_model, methods=["GET"]),
+        Route("/v1/chat/completions", GenerationEndpoint(metered, ChatShape()), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(metered, CompletionsShape()), methods=["POST"]),
+        Route("/v1/responses", GenerationEndpoint(metered, ResponsesShape()), methods=["POST"]),
+        Route("/v1/messages", GenerationEndpoint(metered, MessagesShape()), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(backend).answer, methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingsEndpoint(metered), methods=["POST"]),
+        Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
+        Route("/detokenize", tokenizing.detokenize, methods=["POST"]),
+        Route("/health", answers.ready, methods=["GET"]),
+        Route("/livez", answers.live, methods=["GET"]),
+        Route("/readyz", answers.ready, methods=["GET"]),
+        Route("/metrics", answers.metrics, methods=["GET"]),
+        Route("/openapi.json", answers.document, methods=["GET"]),
+    ]
     app = Starlette(
-        routes=[
-            Route("/v1/models", answers.list_models, methods=["GET"]),
-            Route("/v1/models/{id:path}", answers.show_model, methods=["GET"]),
-            Route("/v1/chat/completions", GenerationEndpoint(backend, ChatShape()), methods=["POST"]),
-            Route("/v1/completions", GenerationEndpoint(backend, CompletionsShape()), methods=["POST"]),
-            Route("/v1/responses", GenerationEndpoint(backend, ResponsesShape()), methods=["POST"]),
-            Route("/v1/messages", GenerationEndpoint(backend, MessagesShape()), methods=["POST"]),
-            Route("/v1/messages/count_tokens", CountTokens(backend).answer, methods=["POST"]),
-            Route("/v1/embeddings", EmbeddingsEndpoint(backend), methods=["POST"]),
-            Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
-            Route("/detokenize", tokenizing.detokenize, methods=["POST"]),
-            Route("/health", answers.ready, methods=["GET"]),
-            Route("/livez", answers.live, methods=["GET"]),
-            Route("/readyz", answers.ready, methods=["GET"]),
-        ],
+        routes=routes,
         middleware=[
-            Middleware(Exchange, new_request_id=backend.new_request_id, retry_after_s=backend.status_retry_after_s)
+            Middleware(CountedResponses, metrics=metrics, routes=frozenset(route.path for route in routes)),
+            Middleware(Exchange, new_request_id=backend.new_request_id, retry_after_s=backend.status_retry_after_s),
         ],
         exception_handlers={HTTPException: answer_http_exception},
     )
@@ -70,8 +81,17 @@ async def answer_http_exception(request: Request, raised: Exception) -> Response
 class _Answers:
     """Handlers that read the node's facts."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, metrics: Metrics) -> None:
         self._backend = backend
+        self._metrics = metrics
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        return Response(self._metrics.text(len(self._backend.models())), media_type=CONTENT_TYPE)
+
+    async def document(self, request: Request) -> Response:
+        """For whoever makes clients."""
+        return json_response(openapi_document(__version__))
 
     async def list_models(self, request: Request) -> Response:
         listings = [_listing_fields(listing) for listing in self._backend.models()]

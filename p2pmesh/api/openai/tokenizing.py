@@ -21,8 +21,8 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
 from p2pmesh.wire.generation import Prompt
 
-_TOKENIZE = frozenset({"model", "prompt", "content", "messages", "add_special_tokens", "add_special"})
-_DETOKENIZE = frozenset({"model", "tokens"})
+TOKENIZE = frozenset({"model", "prompt", "content", "messages", "add_special_tokens", "add_special"})
+DETOKENIZE = frozenset({"model", "tokens"})
 
 
 class TokenizeEndpoints:
@@ -34,7 +34,7 @@ class TokenizeEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """Token ids, how many they are, and how many the model takes."""
         try:
-            fields = await self._fields(request, _TOKENIZE)
+            fields = await self._fields(request, TOKENIZE)
             listing = self._model(fields)
             add_special = _read_add_special(fields)
             tokens = await self._backend.tokenize(listing.id, _read_prompt(fields), add_special=add_special)
@@ -46,7 +46,7 @@ class TokenizeEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """Text, under the names of both servers."""
         try:
-            fields = await self._fields(request, _DETOKENIZE)
+            fields = await self._fields(request, DETOKENIZE)
             listing = self._model(fields)
             tokens = read_token_ids(fields.array("tokens", MAX_PROMPT_TOKENS), "tokens")
             text = await self._backend.detokenize(listing.id, tokens)
