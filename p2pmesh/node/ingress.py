@@ -12,6 +12,7 @@ import trio
 from p2pmesh.base.errors import P2PMeshError, Refused
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core import recovery
+from p2pmesh.core.affinity import NOBODY, AffinityKeys, Asker, affinity_keys
 from p2pmesh.core.journal import Journal
 from p2pmesh.core.recovery import AttemptFailed, Reached
 from p2pmesh.node.announcements import AnnouncementBoard
@@ -41,9 +42,11 @@ class Ingress:
         self._report = report
 
     @asynccontextmanager
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+    async def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         """Events of a request to its end; leaving the scope cancels it wherever it runs by then."""
-        attempts = _Attempts(self, request)
+        attempts = _Attempts(self, request, affinity_keys(request, asker))
         async with aclosing(attempts.events()) as events:
             yield events
 
@@ -86,9 +89,10 @@ class Ingress:
 class _Attempts:
     """The attempts of one request, one after another."""
 
-    def __init__(self, ingress: Ingress, request: GenerationRequest) -> None:
+    def __init__(self, ingress: Ingress, request: GenerationRequest, keys: AffinityKeys) -> None:
         self._ingress = ingress
         self._request = request
+        self._keys = keys
         self._journal = Journal(request)
         self._avoided = Avoided()
         self._machine = recovery.RecoveryMachine(
@@ -124,13 +128,14 @@ class _Attempts:
         self._reached = Reached.NOBODY
         self._seen = self._ingress.board.changes.count
         router = self._ingress.router
-        route = await router.find(self._request.model, request_id, self._avoided, may_repeat=attempt.may_repeat)
+        route = await router.find(self._request.model, self._keys, self._avoided, may_repeat=attempt.may_repeat)
         self._reached = Reached.DRIVER
         self._avoided.add(route)
         is_first = not self._machine.is_stalled
         request = self._journal.next_request(request_id)
-        async with router.generate(route, request, is_first=is_first) as events:
+        async with router.generate(route, request, self._keys, is_first=is_first) as (events, note):
             async for event in events:
+                note(event)
                 for given in self._take(event):
                     yield given
 

@@ -13,6 +13,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours, OwnLoad
@@ -21,6 +22,7 @@ from p2pmesh.node.claims import Claims
 from p2pmesh.node.connections import Connections
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.driver_choices import DriverChoices
 from p2pmesh.node.exchanges import DriverExchanges
 from p2pmesh.node.ingress import Ingress
 from p2pmesh.node.links import Links
@@ -111,7 +113,8 @@ class Node:
         DriverExchanges(self.overlay, self.drivers, self.claims)
         TokenizeExchanges(self.overlay, self.drivers)
         self.records = Records(self.overlay, ports, self._held_files)
-        self.router = Router(self.overlay, self.drivers, self.vigils, self.records.search_model)
+        choices = DriverChoices(ports.clock, self._round_trips)
+        self.router = Router(self.overlay, self.drivers, self.vigils, self.records.search_model, choices)
         self.ingress = Ingress(self.router, self.overlay.board, ports.clock, ports.entropy, report)
         self._resolved: dict[Digest, ModelFile] = {}
         self._names: dict[str, Digest] = {}
@@ -274,23 +277,32 @@ class Node:
         """Models that can be routed from here."""
         return self.router.models()
 
-    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+    def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """Events of a request, wherever it is driven, and whatever is lost meanwhile."""
         if self._is_draining:
             raise Refused(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another peer")
-        return self._generate(request)
+        return self._generate(request, asker)
 
     @asynccontextmanager
-    async def _generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+    async def _generate(
+        self, request: GenerationRequest, asker: Asker
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         await self.on_demand.await_served(request.model)
         with self.on_demand.counting(request.model):
-            async with self.ingress.generate(request) as events:
+            async with self.ingress.generate(request, asker) as events:
                 yield events
 
     async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
         """Ids of a prompt, or the text of one that is ids."""
         await self.on_demand.await_served(model)
         return await self.router.tokenize(model, key, prompt, add_special=add_special)
+
+    def _round_trips(self) -> dict[PeerId, int]:
+        """To the peers whose links were measured, and to this node itself."""
+        measured = {peer: link.rtt_us for peer, link in self.links.estimates() if link.rtt_us}
+        return measured | {self.overlay.own_peer: 0}
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""

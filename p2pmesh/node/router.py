@@ -9,8 +9,10 @@ import trio
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_KNOWN_MODELS
-from p2pmesh.core.routing import choose_driver, served_models
+from p2pmesh.core.affinity import AffinityKeys
+from p2pmesh.core.routing import RouteReason, served_models
 from p2pmesh.node.driver import Driver, Drivers
+from p2pmesh.node.driver_choices import Candidate, DriverChoices, Note
 from p2pmesh.node.exchanges import generate_remotely
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.tokenizing import TextOrTokens, tokenize_here, tokenize_remotely
@@ -43,6 +45,7 @@ class Route:
     digest: str
     model: str
     """Its name there."""
+    reason: RouteReason
 
 
 @dataclass(slots=True)
@@ -66,8 +69,11 @@ class Avoided:
 class Router:
     """Routes by model name."""
 
-    def __init__(self, overlay: Overlay, drivers: Drivers, vigils: Vigils, search: Search) -> None:
+    def __init__(
+        self, overlay: Overlay, drivers: Drivers, vigils: Vigils, search: Search, choices: DriverChoices
+    ) -> None:
         self._overlay = overlay
+        self._choices = choices
         self._drivers = drivers
         self._vigils = vigils
         self._search = search
@@ -132,35 +138,37 @@ class Router:
         """Looks for a model outside the view; whether it can be routed then."""
         return await self._search(model)
 
-    async def find(self, model: str, key: bytes, avoided: Avoided, *, may_repeat: bool) -> Route:
+    async def find(self, model: str, keys: AffinityKeys, avoided: Avoided, *, may_repeat: bool) -> Route:
         """Who drives a model; of the runs that were lost only where there is no other and ``may_repeat``.
 
         Raises ``Refused`` with ``MODEL_NOT_READY`` or ``MODEL_UNKNOWN`` if nobody does.
         """
         model = self.served_name(model) or model
-        route = self._choose(model, key, avoided)
+        route = self._choose(model, keys, avoided)
         if route is None and may_repeat:
-            route = self._choose(model, key, replace(avoided, run_ids=()))
+            route = self._choose(model, keys, replace(avoided, run_ids=()))
             if route is None and await self._search(model):
-                route = self._choose(model, key, avoided)
+                route = self._choose(model, keys, avoided)
         if route is None:
             raise self._missing(model)
         return route
 
     @asynccontextmanager
     async def generate(
-        self, route: Route, request: GenerationRequest, *, is_first: bool = True
-    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        """Events of a request at one driver; after a loss nobody is waited for long who may be gone too."""
+        self, route: Route, request: GenerationRequest, keys: AffinityKeys, *, is_first: bool = True
+    ) -> AsyncIterator[tuple[AsyncIterator[GenerationEvent], Note]]:
+        """Events of a request at one driver, and what is to be told each of them; after a loss nobody is waited for
+        long who may be gone too."""
         is_own = route.peer == self._overlay.own_peer
         request = replace(request, model=route.model)
         driven = self._own_driver(request.model).generate(request) if is_own else self._remote(route, request, is_first)
-        async with driven as events:
-            yield events
+        with self._choices.observing((route.peer, route.run_id), keys) as note:
+            async with driven as events:
+                yield events, note
 
     async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
         """Ids of a prompt, or the text of one that is ids, by whoever drives the model."""
-        route = await self.find(model, key, Avoided(), may_repeat=True)
+        route = await self.find(model, AffinityKeys(None, key, None), Avoided(), may_repeat=True)
         if route.peer == self._overlay.own_peer:
             return await tokenize_here(self._own_driver(route.model), prompt, add_special=add_special)
         return await tokenize_remotely(self._overlay, route.peer, route.model, prompt, add_special=add_special)
@@ -172,21 +180,25 @@ class Router:
         open_s = FIRST_OPEN_S if is_first else NEXT_OPEN_S
         return generate_remotely(self._overlay, self._vigils, route.peer, request, open_s)
 
-    def _choose(self, model: str, key: bytes, avoided: Avoided) -> Route | None:
+    def _choose(self, model: str, keys: AffinityKeys, avoided: Avoided) -> Route | None:
         """This node's own driver, or another's by what is announced, in both cases of no run to avoid."""
 
         def serves(served: ServedModel) -> bool:
             return served.name == model and served.run_id not in avoided.run_ids and avoided.fits(served.digest)
 
-        own = [served for served in self._overlay.board.own().models if serves(served)]
-        others = {PeerId(a.peer_id): one for a in self._trusted() for one in a.models if serves(one)}
-        listed = tuple(a for a in self._trusted() if PeerId(a.peer_id) in others)
-        own_names = frozenset(one.name for one in own if self._drivers.find_published(model) is not None)
-        peer = choose_driver(model, key, self._overlay.own_peer, own_names, listed, self._rank)
-        if peer is None:
+        own = self._overlay.own_peer
+        drivers = {PeerId(a.peer_id): (a, one) for a in self._trusted() for one in a.models if serves(one)}
+        ranks = {peer: self._rank(announced) for peer, (announced, _) in drivers.items()}
+        served = {peer: one for peer, (_, one) in drivers.items()}
+        if self._drivers.find_published(model) is not None:
+            mine = [one for one in self._overlay.board.own().models if serves(one)]
+            served |= {own: mine[0]} if mine else {}
+        candidates = (Candidate(peer, one.run_id, ranks.get(peer, 0)) for peer, one in served.items())
+        chosen = self._choices.choose(candidates, keys)
+        if chosen is None:
             return None
-        served = own[0] if peer == self._overlay.own_peer else others[peer]
-        return Route(peer, served.run_id, served.digest, served.name)
+        peer, reason = chosen
+        return Route(peer, served[peer].run_id, served[peer].digest, served[peer].name, reason)
 
     def _rank(self, peer: Announcement) -> int:
         """A suspect is asked only where nobody else drives the model; beyond that the trust policy's preference."""

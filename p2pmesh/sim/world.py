@@ -6,10 +6,11 @@ A simulation is a function of (scenario, number of peers, seed); its digest is e
 from dataclasses import dataclass
 from functools import partial
 
+from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
-from p2pmesh.core.routing import choose_driver
+from p2pmesh.core.routing import DriverChoice, choose_driver
 from p2pmesh.sim.chance import PER_MILLION, Chance
-from p2pmesh.sim.coordinator import MODEL_NAME, Outcomes, SimCoordinator, submit_later
+from p2pmesh.sim.coordinator import Outcomes, SimCoordinator, submit_later
 from p2pmesh.sim.invariants import violations
 from p2pmesh.sim.journal import Journal
 from p2pmesh.sim.network import SimNetwork
@@ -186,14 +187,11 @@ class World:
         )  # fmt: skip
         if peer is None:
             return
-        own = frozenset(served.name for served in peer.models)
-        driver = choose_driver(
-            MODEL_NAME, number.to_bytes(8, "big"), peer_id_of(peer.number), own, peer.membership.announcements()
-        )
-        if driver is None or self._coordinator is None:
+        chosen = choose_driver(_drivers(peer), number.to_bytes(8, "big"))
+        if chosen is None or self._coordinator is None:
             self._outcomes.add("unrouted")
         else:
-            submit_later(self, self._coordinator, request, number_of(driver))
+            submit_later(self, self._coordinator, request, number_of(chosen[0]))
 
     # --- checks and the report --------------------------------------------------
     def _check(self) -> None:
@@ -231,6 +229,14 @@ class World:
 def simulate(scenario: Scenario, peers: int, seed: int) -> Report:
     """Runs a scenario with so many peers."""
     return World(scenario, peers, seed).run()
+
+
+def _drivers(peer: SimPeer) -> list[DriverChoice]:
+    """Whom a peer may ask for the only model: itself, and those that it heard announce it."""
+    own_peer = peer_id_of(peer.number)
+    own = [DriverChoice(own_peer, rtt_us=0)] if peer.models else []
+    heard = peer.membership.announcements()
+    return own + [DriverChoice(PeerId(one.peer_id)) for one in heard if one.models]
 
 
 def _draw_traits(scenario: Scenario, number: int, seed: int) -> PeerTraits:
