@@ -37,8 +37,8 @@ class OwnerWishes:
 ANYTHING = OwnerWishes()
 
 
-def excludes(excluded: tuple[str, ...], model: str, digest: str) -> bool:
-    """Whether a model is among those: by its name, whatever the case, or by the first digits of its digest."""
+def excludes(excluded: tuple[str, ...], model: str, digest: str = "") -> bool:
+    """Whether a model is among those: by its name, whatever the case, or by the first digits of its digest if known."""
     name = model.lower()
     return any(
         one.lower() == name or (len(one) >= DIGEST_PREFIX and digest.startswith(one.lower())) for one in excluded

@@ -5,7 +5,7 @@ The concrete ports come from ``app``; the HTTP surface sees a ``Node`` as ``api.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import trio
@@ -314,6 +314,7 @@ class Node:
             "artifacts": self.artifacts.describe(),
             "on_demand": self.on_demand.describe(),
             "driven": self.drivers.describe(),
+            "machine": asdict(self._machine.profile()),
         }  # fmt: skip
 
     async def peers(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from p2pmesh.base.limits import MAX_ANNOUNCED_LOADABLE
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, format_size
 from p2pmesh.core.coordination import RunPhase
 from p2pmesh.core.demand import DemandBook, DemandCounters, count_serving
+from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.core.planning.request import DEFAULT_POLICY as PLANNING
 from p2pmesh.core.serving import (
@@ -173,7 +174,10 @@ class OnDemand:
         shelf, options = self._parts.shelf, self._options.serving
         while shelf is not None and options is not None:
             found: dict[bytes, tuple[KnownModel, int]] = {}
+            excluded = self._parts.stages.wishes.excluded_models
             for known in await shelf.survey():
+                if excludes(excluded, known.name):
+                    continue
                 found.setdefault(model_hash_of(known.name), (known, _needed_bytes(known.index, options)))
             self._shelf = found
             self._changes.mark()

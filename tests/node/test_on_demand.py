@@ -8,6 +8,7 @@ from trio.testing import MockClock
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.quantities import GIB, MIB
+from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.node.on_demand import LOOK_EVERY_S, OnDemandOptions
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.wire.announcement import model_hash_of
@@ -332,3 +333,12 @@ async def test_a_model_is_split_only_where_no_peer_can_hold_it(
         assert await ingress.ask(request) == expected(request)
         ready = [fields for node in (small, large) for fields in node.told("pipeline_ready")]
         assert [len(fields["stages"]) for fields in ready] == [stages]
+
+
+async def test_nobody_offers_to_load_what_its_owner_excludes(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        settings = {"wishes": OwnerWishes(excluded_models=("FAKE",))}
+        peer = await with_shelf(mesh, "peer", ingress, MODEL, OTHER, settings=settings)
+        await settle()
+        assert peer.node.overlay.board.own().loadable == (model_hash_of(OTHER.name),)

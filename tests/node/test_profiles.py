@@ -1,5 +1,7 @@
 """What peers tell of their machines and their owners, and what a plan makes of it."""
 
+import json
+
 import trio
 from trio.testing import MockClock
 
@@ -28,6 +30,11 @@ async def test_a_peer_tells_its_machine_its_load_and_its_owners_wishes(autojump_
         await trio.sleep(70)  # the memory is measured a minute after the start
         await founder.node.profiles.refresh()
         profile = founder.node.profiles.find(joiner.peer)
+        status = json.loads(json.dumps(joiner.node.status()))
+        [seen] = founder.node.status()["peers"]
+    assert (seen["is_on_battery"], seen["is_busy"], seen["max_layers"]) == (True, False, None)
+    assert status["machine"]["devices"][0]["name"] == "CUDA0"
+    assert status["machine"]["excluded_models"] == ["other"]
     assert profile is not None
     assert (profile.threads, profile.processor_quota_milli, profile.reserved_bytes) == (4, 2500, 2 * GIB)
     assert (profile.load_milli, profile.others_milli, profile.battery_percent) == (500, 100, 80)
