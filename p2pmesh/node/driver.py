@@ -20,6 +20,8 @@ from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
 from p2pmesh.core.reasoning import opens_reasoning
 from p2pmesh.core.served_steps import Comparison, ServedSteps
 from p2pmesh.core.text import TextAssembler
+from p2pmesh.core.tool_calls.binding import bind_answer
+from p2pmesh.core.tool_calls.formats import find_format
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.pace import Pace
 from p2pmesh.node.reporting import Report
@@ -36,6 +38,7 @@ from p2pmesh.wire.generation import (
     Grammar,
     Prompt,
     SamplingParameters,
+    ToolUse,
 )
 from p2pmesh.wire.stage import StageFrame
 
@@ -45,6 +48,8 @@ TOKENIZE_TIMEOUT_S = 30.0
 LEAST_PROBE_STEPS = 3
 MOST_PROBED_US = MICROS_PER_SECOND
 """After so long no further step of a probe is waited for."""
+_REASONING_MARK_TOKENS = 16
+"""At the end of a prompt: more than the mark and white space after it are made of."""
 
 
 class FrameTaker(Protocol):
@@ -174,7 +179,7 @@ class Driver:
 
     @asynccontextmanager
     async def _admitted(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        prompt, is_reasoning = await self._tokenize(request.prompt, add_special=True)
+        prompt, is_reasoning = await self._tokenize(request.prompt, request.tools, add_special=True)
         self._check_length(prompt, self._checked(request.history))
         await self._acquire_lane()
         try:
@@ -184,7 +189,11 @@ class Driver:
             raise
         self._nursery.start_soon(self._run_sequence, sequence)
         try:
-            async with aclosing(self._events(sequence, prompt, is_reasoning)) as events:
+            call_format = "" if request.tools is None else self._engine.facts.call_format
+            started = GenerationStarted(
+                prompt, self.load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning, call_format
+            )
+            async with aclosing(self._events(sequence, started)) as events:
                 yield events
         finally:
             sequence.cancel()
@@ -224,10 +233,8 @@ class Driver:
             self._watch.end()
             self._watch = None
 
-    async def _events(
-        self, sequence: Sequence, prompt: tuple[int, ...], is_reasoning: bool
-    ) -> AsyncGenerator[GenerationEvent, None]:
-        yield GenerationStarted(prompt, self.load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning)
+    async def _events(self, sequence: Sequence, started: GenerationStarted) -> AsyncGenerator[GenerationEvent, None]:
+        yield started
         meter = self._pace.meter(self._clock.now(), sequence.sent_tokens)
         async with aclosing(sequence.events()) as events:
             async for event in events:
@@ -265,7 +272,7 @@ class Driver:
             self.load.run_id,
             prompt,
             self._vocabulary.pieces,
-            _grammar_of(request),
+            self._grammar_of(request, prompt),
             self._engine.facts.hidden_size,
         )
         sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail)
@@ -273,6 +280,13 @@ class Driver:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
         self._sequences[sequence.key] = sequence
         return sequence
+
+    def _grammar_of(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Grammar | None:
+        """What the last stage holds the answer to; after a loss the same, so it is read off the tokens."""
+        end = b"".join(self._vocabulary.pieces[token] for token in prompt[-_REASONING_MARK_TOKENS:])
+        is_reasoning = opens_reasoning(end.decode("utf-8", "replace"))
+        form = find_format(self._engine.facts.call_format)
+        return bind_answer(request.grammar, request.tools, form, is_reasoning=is_reasoning)
 
     async def _acquire_lane(self) -> None:
         """A lane, in the order of arrival; a queue that is full or does not move refuses."""
@@ -287,7 +301,9 @@ class Driver:
         if scope.cancelled_caught:
             raise Refused(ErrorCode.OVERLOADED, f"no lane came free in {QUEUE_TIMEOUT_S:.0f} s; try again later")
 
-    async def _tokenize(self, prompt: Prompt, *, add_special: bool) -> tuple[tuple[int, ...], bool]:
+    async def _tokenize(
+        self, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
+    ) -> tuple[tuple[int, ...], bool]:
         """Ids, and whether the prompt ends within a block of reasoning."""
         with trio.move_on_after(TOKENIZE_TIMEOUT_S):
             if prompt.tokens is not None:
@@ -295,7 +311,7 @@ class Driver:
             if prompt.text is not None:
                 return await self._engine.tokenize(prompt.text, add_special=add_special, parse_special=True), False
             assert prompt.messages is not None
-            text = await self._engine.render_chat(prompt.messages, prompt.reasoning_effort)
+            text = await self._engine.render_chat(prompt.messages, prompt.reasoning_effort, tools)
             tokens = await self._engine.tokenize(text, add_special=True, parse_special=True)
             return self._begun_once(tokens), opens_reasoning(text)
         raise Refused(ErrorCode.DEADLINE_EXCEEDED, f"the prompt was not tokenised in {TOKENIZE_TIMEOUT_S:.0f} s")
@@ -323,10 +339,6 @@ class Driver:
         if len(prompt) + len(history) > self.load.context_tokens:
             text = f"{len(prompt)} tokens and {len(history)} of the answer do not fit {self.load.context_tokens}"
             raise Refused(ErrorCode.CONTEXT_LENGTH_EXCEEDED, text)
-
-
-def _grammar_of(request: GenerationRequest) -> Grammar | None:
-    return Grammar(request.grammar) if request.grammar else None
 
 
 class Drivers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.wire.generation import ChatMessage
+from p2pmesh.wire.generation import ChatMessage, ToolUse
 from p2pmesh.wire.stage import StageFrame, WireDtype
 
 
@@ -36,6 +36,7 @@ class EngineFacts:
     all that the bits depend on (build, backend, CPU features, threads, KV type); equal fingerprints, equal bits.
     ``kv_bytes`` is what keys, values and states take, of all sequences together. ``decode_us`` is the measured time of
     one row of one sequence after a short context, ``prefill_us`` that of a token in a prompt; 0: not measured.
+    ``call_format`` names how the model writes calls of tools (``core.tool_calls.formats``).
     """
 
     hidden_size: int
@@ -47,6 +48,7 @@ class EngineFacts:
     end_tokens: frozenset[int]
     notes: tuple[str, ...] = ()
     decode_us: int = 0
+    call_format: str = "plain"
     prefill_us: int = 0
 
 
@@ -81,14 +83,18 @@ class Engine(Protocol):
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         """Token ids; first stage only."""
 
-    async def render_chat(self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "") -> str:
+    async def render_chat(
+        self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "", tools: ToolUse | None = None
+    ) -> str:
         """The model's own chat template over the messages, with the generation prompt; ``Refused(REQUEST_INVALID)``.
 
-        ``reasoning_effort`` "" leaves it to the template's default; one that knows none of it is not changed by it.
+        ``reasoning_effort`` "" leaves it to the template's default; one that knows none of it is not changed by it. A
+        template that knows no ``tools`` gets them in words.
         """
 
     async def pieces(self) -> tuple[bytes, ...]:
-        """The bytes of every token of the vocabulary, by id; control tokens are empty. First stage only."""
+        """The bytes of every token of the vocabulary, by id; control tokens are empty, but for
+        marks of calls. First stage only."""
 
 
 class EngineLauncher(Protocol):

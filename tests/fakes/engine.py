@@ -13,9 +13,12 @@ import numpy as np
 import trio
 
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError
+from p2pmesh.core.grammar.constraint import Constraint, Rules, Words
+from p2pmesh.core.grammar.matcher import Matcher
+from p2pmesh.core.grammar.network import compile_grammar
 from p2pmesh.ports.engine import EngineFacts, EngineSpec, TakeFrame
-from p2pmesh.wire.begin import decode_begin
-from p2pmesh.wire.generation import ChatMessage, SamplingParameters
+from p2pmesh.wire.begin import Begin, decode_begin
+from p2pmesh.wire.generation import ChatMessage, SamplingParameters, ToolUse
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_activation, error_frame
 from p2pmesh.wire.token_report import TokenReport, encode_reports
 
@@ -62,6 +65,18 @@ class _Sequence:
     top_logprobs: int | None = None
     wants_embedding: bool = False
     history: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    constraint: Constraint | None = None
+
+    def next_token(self) -> int:
+        """Of those that the grammar allows the one that a hash says, where there is a grammar."""
+        if self.constraint is None:
+            return next_token(self.history, self.parameters)
+        self.constraint.follow(self.history[self.prompt_tokens :])
+        seed = hashlib.sha256(repr(self.history).encode()).digest()[0]
+        found = self.constraint.first_allowed(np.random.default_rng(seed).permutation(VOCABULARY).astype(np.float64))
+        assert found is not None
+        return found
 
 
 class FakeEngine:
@@ -144,8 +159,11 @@ class FakeEngine:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         return (BEGINNING_TOKEN,) * add_special + tuple(text.encode())
 
-    async def render_chat(self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "") -> str:
-        return "".join(f"[{message.role}]{message.content}\n" for message in messages)
+    async def render_chat(
+        self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "", tools: ToolUse | None = None
+    ) -> str:
+        shown = "" if tools is None else f"[tools]{tools.tools}\n"
+        return shown + "".join(f"[{message.role}]{message.content}\n" for message in messages)
 
     async def pieces(self) -> tuple[bytes, ...]:
         return (*(bytes([token]) for token in range(TEXT_TOKENS)), b"", b"")
@@ -166,9 +184,16 @@ class FakeEngine:
 
     def _begin(self, key: Key, frame: StageFrame) -> None:
         begin = decode_begin(frame.body)
+        try:
+            constraint = _constraint(begin) if self._is_last else None
+        except P2PMeshError as error:
+            self._out.send_nowait(error_frame(frame, error.code, error.message))
+            return
         kept = self._parked.pop((begin.continues, frame.sequence), None)
         history = kept.history if kept else []
-        self._sequences[key] = _Sequence(begin.parameters, begin.top_logprobs, begin.wants_embedding, history)
+        self._sequences[key] = _Sequence(
+            begin.parameters, begin.top_logprobs, begin.wants_embedding, history, begin.prompt_tokens, constraint
+        )
         if begin.continues:
             self._say(frame, FrameKind.HELD, len(self._sequences[key].history))
 
@@ -213,7 +238,7 @@ class FakeEngine:
     def _token_of(sequence: _Sequence, end: int) -> tuple[tuple[int, ...], bytes]:
         if sequence.wants_embedding:
             return (0,), embedding_of(sequence.history)
-        token = next_token(sequence.history, sequence.parameters)
+        token = sequence.next_token()
         asked = sequence.top_logprobs
         return (token,), b"" if asked is None else encode_reports((report_of(token, end, asked),))
 
@@ -222,6 +247,15 @@ class FakeEngine:
     ) -> None:
         frame = StageFrame(kind, cause.request_id, cause.run_id, cause.sequence, position, tokens, body=body)
         self._out.send_nowait(frame)
+
+
+def _constraint(begin: Begin) -> Constraint | None:
+    if begin.grammar is None:
+        return None
+    words = Words((*(bytes([token]) for token in range(TEXT_TOKENS)), b"", b""), frozenset({END_TOKEN}))
+    triggers = tuple(trigger.encode() for trigger in begin.grammar.triggers)
+    rules = Rules(Matcher(compile_grammar(begin.grammar.text)), begin.max_tokens, triggers, begin.grammar.is_at_start)
+    return Constraint(rules, words)
 
 
 class FakeLauncher:

@@ -17,6 +17,7 @@ from p2pmesh.core.coordination import StageState
 from p2pmesh.core.credentials import CODES, RefusalReason
 from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
+from p2pmesh.core.tool_calls.formats import FORMATS
 from p2pmesh.model import package as layer_package
 from p2pmesh.wire import (
     announcement,
@@ -228,6 +229,15 @@ def test_the_announcement_and_invite_documents_name_every_field() -> None:
     ):
         text = (PROTOCOLS / document).read_text()
         assert [f.name for cls in classes for f in fields(cls) if f"`{f.name}`" not in text] == []
+
+
+def test_ways_of_writing_calls_are_those_of_the_code() -> None:
+    names = {"is_at_start": "at_start"}
+    of_code = {
+        name: {names.get(f.name, f.name): getattr(form, f.name) for f in fields(form) if f.name != "name"}
+        for name, form in FORMATS.items()
+    }
+    assert REGISTRY["call_formats"] == of_code
 
 
 def test_the_stage_document_has_every_kind_at_its_number_and_every_field_of_begin() -> None:

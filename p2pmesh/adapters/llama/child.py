@@ -131,6 +131,7 @@ class LoadedEngine:
             "beginning_token": self._vocabulary.beginning_token(),
             "end_tokens": self._vocabulary.end_tokens(),
             "notes": list(fields["notes"]),
+            "call_format": self._vocabulary.call_format,
         }
 
     def _widths(self, stage: LoadedStage, shape: StageShape) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 import trio
 
 from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.llama.chats import message_fields
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.adapters.llama.link import EngineLink
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
@@ -34,7 +35,7 @@ from p2pmesh.wire.engine import (
     encode_message,
     frame_message,
 )
-from p2pmesh.wire.generation import ChatMessage
+from p2pmesh.wire.generation import ChatMessage, ToolUse
 from p2pmesh.wire.stage import LENGTH_BYTES as FRAME_LENGTH_BYTES
 from p2pmesh.wire.stage import StageFrame, decode_frame, encode_frame
 
@@ -254,10 +255,16 @@ class _ChildEngine:
         value = await self._call("tokenize", arguments)
         return tuple(np.frombuffer(value, dtype="<i4").tolist())
 
-    async def render_chat(self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "") -> str:
+    async def render_chat(
+        self, messages: tuple[ChatMessage, ...], reasoning_effort: str = "", tools: ToolUse | None = None
+    ) -> str:
         """See ``ports.engine.Engine``."""
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        return str(await self._call("render_chat", {"messages": plain, "reasoning_effort": reasoning_effort}))
+        arguments = {
+            "messages": [message_fields(message) for message in messages],
+            "reasoning_effort": reasoning_effort,
+            "tools": "" if tools is None else tools.tools,
+        }
+        return str(await self._call("render_chat", arguments))
 
     async def pieces(self) -> tuple[bytes, ...]:
         """See ``ports.engine.Engine``."""
@@ -417,6 +424,7 @@ def _decode_facts(fields: dict[str, Any]) -> EngineFacts:
             end_tokens=frozenset(int(token) for token in fields["end_tokens"]),
             notes=tuple(str(note) for note in fields["notes"]),
             decode_us=int(fields["decode_us"]),
+            call_format=str(fields["call_format"]),
             prefill_us=int(fields["prefill_us"]),
         )
     except (KeyError, TypeError, ValueError) as error:

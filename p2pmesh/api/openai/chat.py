@@ -25,6 +25,16 @@ from p2pmesh.api.openai.parameters import (
 from p2pmesh.api.openai.reading import ChatReader
 from p2pmesh.api.openai.response_format import read_response_format
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
+from p2pmesh.api.openai.tools import (
+    FINISHED_BY_CALLS,
+    TOOL_PARAMETERS,
+    read_answered,
+    read_calls,
+    read_tools,
+    reader_of,
+    show_calls,
+    show_delta,
+)
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOP_LOGPROBS
 from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationRequest, GenerationStarted, Prompt
@@ -36,10 +46,13 @@ CHAT_IMPLEMENTED = IMPLEMENTED | {
     "reasoning_effort",
     "prediction",
     "response_format",
+    *TOOL_PARAMETERS,
 }
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED_ROLES = frozenset({"tool", "function"})
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_UNSUPPORTED_ROLES = frozenset({"function"})
+_OF_ROLE = {"assistant": "tool_calls", "tool": "tool_call_id"}
+"""What a message of a role may hold besides."""
 _EMPTY_IN_HISTORY = frozenset({"tool_calls", "annotations"})
 _KEPT_OUT_OF_HISTORY = frozenset({"reasoning_content", "reasoning"})
 """What an earlier answer was thought up by: clients send it back with the message, models are not to see it again."""
@@ -64,6 +77,7 @@ def parse_chat(body: dict[str, Any], request_id: bytes, random_seed: Callable[[]
         max_tokens=_read_limit(fields),
         top_logprobs=top_logprobs,
         grammar=read_response_format(fields),
+        tools=read_tools(fields),
     )
     return Call(
         fan_out(request, (prompt,), n),
@@ -129,7 +143,10 @@ def _read_message(message: Fields) -> ChatMessage:
     if role not in _ROLES:
         raise invalid_parameter(role_param, f"{role_param} must be one of {', '.join(_ROLES)}")
     _check_message_names(message)
-    return ChatMessage(_ROLES[role], _read_content(message, may_be_null=role == "assistant"))
+    content = _read_content(message, may_be_null=role == "assistant")
+    if role == "tool":
+        return ChatMessage(role, content, answers=read_answered(message))
+    return ChatMessage(_ROLES[role], content, read_calls(message) if role == "assistant" else ())
 
 
 def _check_message_names(message: Fields) -> None:
@@ -138,7 +155,8 @@ def _check_message_names(message: Fields) -> None:
             check_text(value, message.param(name), MAX_TEXT_BYTES, may_be_empty=True)
             continue
         is_empty = value is None or (name in _EMPTY_IN_HISTORY and value == [])
-        if name not in {"role", "content"} and not is_empty:
+        known = {"role", "content", _OF_ROLE.get(str(message.values.get("role")))}
+        if name not in known and not is_empty:
             param = message.shown_param(name)
             raise unsupported_parameter(param, f"{param} is not supported")
 
@@ -184,11 +202,12 @@ class ChatShape:
             wants_token_ids=call.wants_token_ids,
             has_logprobs=call.shows_logprobs,
             is_reasoning=started.is_reasoning,
+            calls=reader_of(call.request, started),
         )
 
     def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""
-        shown = [_whole_choice(choice) for choice in choices]
+        shown = [_whole_choice(head, choice) for choice in choices]
         return {
             **head.fields("chat.completion"),
             "choices": shown,
@@ -205,16 +224,28 @@ class ChatShape:
         return error_body(error, self.prompt_param)
 
 
-def _whole_choice(choice: Choice) -> dict[str, Any]:
+def _whole_choice(head: AnswerHead, choice: Choice) -> dict[str, Any]:
     piece = choice.piece
     message = {"role": "assistant", "content": piece.text, "refusal": None, **_reasoning_fields(piece)}
+    if piece.calls:
+        message["content"] = piece.text or None
+        message["tool_calls"] = show_calls(piece.calls, _answer_id(head, choice.index))
     return {
         "index": choice.index,
         "message": message,
         "logprobs": chat_logprobs(piece.logprobs) if piece.logprobs else None,
-        "finish_reason": choice.reason.value,
+        "finish_reason": _reason(choice.reason, has_calls=bool(piece.calls)),
         **piece.token_fields(),
     }
+
+
+def _answer_id(head: AnswerHead, index: int) -> str:
+    """For the ids of calls, which clients send back: short, and no two alike."""
+    return f"{head.id.removeprefix(ChatShape.id_prefix)[:24]}{index}"
+
+
+def _reason(reason: FinishReason, *, has_calls: bool) -> str:
+    return FINISHED_BY_CALLS if has_calls and reason is FinishReason.STOP else reason.value
 
 
 def _reasoning_fields(piece: Piece) -> dict[str, Any]:
@@ -228,6 +259,8 @@ class ChatStream:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._head: AnswerHead | None = None
+        self._calling: set[int] = set()
+        """Choices that call tools."""
 
     def begin(self, head: AnswerHead) -> Events:
         """Nothing before the first choice."""
@@ -252,11 +285,17 @@ class ChatStream:
             if piece.logprobs:
                 chunk["choices"][0]["logprobs"] = chat_logprobs(piece.logprobs)
             events.append(ServerEvent(chunk))
+        if piece.calls:
+            assert self._head is not None
+            self._calling.add(index)
+            answer_id = _answer_id(self._head, index)
+            deltas = [show_delta(part, answer_id) for part in piece.calls]
+            events += [ServerEvent(self._chunk(index, {"tool_calls": [delta]})) for delta in deltas]
         return events
 
     def close(self, index: int, reason: FinishReason) -> Events:
         """The chunk that carries the finish reason and no content."""
-        return (ServerEvent(self._chunk(index, {}, reason)),)
+        return (ServerEvent(self._chunk(index, {}, _reason(reason, has_calls=index in self._calling))),)
 
     def finish(self, usage: Usage) -> Events:
         """The usage, if ``stream_options.include_usage`` asks for it, and the end mark."""
@@ -273,7 +312,7 @@ class ChatStream:
         """The error as an event, without an end mark."""
         return (ServerEvent(error_body(error, ChatShape.prompt_param)),)
 
-    def _chunk(self, index: int, delta: dict[str, Any], reason: FinishReason | None = None) -> dict[str, Any]:
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         assert self._head is not None
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason and reason.value}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
         return {**self._head.fields("chat.completion.chunk"), "choices": [choice], **self._head.usage_placeholder()}

@@ -309,6 +309,7 @@ class WholeAnswer(_AnswerFacts):
             ids if self._call.wants_token_ids else None,
             "".join(part.reasoning for part in parts),
             logprobs,
+            tuple(one for part in parts for one in part.calls),
         )
         return Choice(index, piece, self._reasons[index], self._prompts[index])
 

@@ -101,11 +101,8 @@ CHAT_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
         **HARMLESS,
         "modalities": Harmless((list,), _only(["text"]), "['text']"),
         "verbosity": Harmless((str,), _only("medium"), "'medium'"),
-        "tools": _NO_TOOLS,
         "functions": _NO_TOOLS,
-        "tool_choice": _NO_TOOL_CHOICE,
         "function_call": _NO_TOOL_CHOICE,
-        "parallel_tool_calls": Harmless((bool,), _anything, "a boolean"),
     }
 )
 

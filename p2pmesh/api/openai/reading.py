@@ -8,6 +8,7 @@ from collections import deque
 
 from p2pmesh.api.openai.shape import Piece
 from p2pmesh.core.reasoning import ReasoningSplitter
+from p2pmesh.core.tool_calls.reading import CallReader, Step
 from p2pmesh.wire.generation import FinishReason, GenerationDelta, GenerationFinished, TokenLogprob
 
 
@@ -60,11 +61,17 @@ class TextReader:
 
 
 class ChatReader(TextReader):
-    """For answers that may begin with reasoning; ``is_reasoning`` when the template has opened it already."""
+    """For answers that may begin with reasoning; ``is_reasoning`` when the template has opened it already.
 
-    def __init__(self, *, wants_token_ids: bool, has_logprobs: bool, is_reasoning: bool) -> None:
+    ``calls`` reads calls of tools out of what is said; None where none were offered.
+    """
+
+    def __init__(
+        self, *, wants_token_ids: bool, has_logprobs: bool, is_reasoning: bool, calls: CallReader | None = None
+    ) -> None:
         super().__init__(wants_token_ids=wants_token_ids, has_logprobs=has_logprobs)
         self._splitter = ReasoningSplitter(is_inside=is_reasoning)
+        self._calls = calls
         self.reasoning_tokens = 0
 
     def add(self, delta: GenerationDelta) -> Piece:
@@ -74,13 +81,15 @@ class ChatReader(TextReader):
         split = self._splitter.add(delta.text)
         if was_inside or self._splitter.is_inside:
             self.reasoning_tokens += len(delta.tokens)
-        return Piece(split.content, self._ids(delta.tokens), split.reasoning, logprobs)
+        step = Step(split.content) if self._calls is None else self._calls.add(split.content)
+        return Piece(step.content, self._ids(delta.tokens), split.reasoning, logprobs, step.calls)
 
     def finish(self, finished: GenerationFinished) -> tuple[Piece, FinishReason]:
         """What the driver and the splitter held back."""
         last = self.add(GenerationDelta((), finished.text))
         rest = self._splitter.finish()
-        return (
-            Piece(last.text + rest.content, last.token_ids, last.reasoning + rest.reasoning, last.logprobs),
-            finished.reason,
-        )
+        steps = [Step(rest.content)] if self._calls is None else [self._calls.add(rest.content), self._calls.finish()]
+        text = last.text + "".join(step.content for step in steps)
+        calls = (*last.calls, *(part for step in steps for part in step.calls))
+        piece = Piece(text, last.token_ids, last.reasoning + rest.reasoning, last.logprobs, calls)
+        return piece, finished.reason

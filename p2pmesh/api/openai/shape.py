@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from p2pmesh.api.openai.parameters import Call
 from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.core.tool_calls.reading import CallPart
 from p2pmesh.wire.generation import (
     FinishReason,
     GenerationDelta,
@@ -50,7 +51,7 @@ class AnswerHead:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one choice: what is said, what was thought before, the tokens' log probabilities.
+    """A part of one choice: what is said, what was thought before, the tokens' log probabilities, calls of tools.
 
     ``token_ids`` is None where ``return_token_ids`` did not ask for them. The ids never lag, the rest may: a piece can
     hold either alone.
@@ -60,10 +61,11 @@ class Piece:
     token_ids: tuple[int, ...] | None = None
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[CallPart, ...] = ()
 
     def is_shown(self) -> bool:
         """Whether a client sees anything of it."""
-        return bool(self.text or self.reasoning or self.logprobs or self.token_ids)
+        return bool(self.text or self.reasoning or self.logprobs or self.token_ids or self.calls)
 
     def token_fields(self) -> dict[str, Any]:
         """``token_ids`` of a choice, where they were asked for."""

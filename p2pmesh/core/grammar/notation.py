@@ -20,6 +20,7 @@ _SPACE = re.compile(r"(?:[ \t]|#[^\n]*)*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BOUNDS = re.compile(r"\{[ \t]*([0-9]{1,9})[ \t]*(?:(,)[ \t]*([0-9]{1,9})?[ \t]*)?\}")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]]))")
+_QUOTED_OR_NAME = re.compile(r"""("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\{[^}]*\})|([A-Za-z0-9_-]+)""")
 _SIMPLE_ESCAPES = {"n": 10, "r": 13, "t": 9, "\\": 92, '"': 34, "[": 91, "]": 93}
 _POSTFIXES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
@@ -75,6 +76,11 @@ def parse_grammar(text: str) -> dict[str, Expression]:
     if ROOT not in rules:
         raise invalid_grammar(f"no rule {ROOT}")
     return rules
+
+
+def prefix_rules(text: str, prefix: str) -> str:
+    """The same grammar with ``prefix`` before the name of every rule, to stand beside another one."""
+    return _QUOTED_OR_NAME.sub(lambda found: found[1] if found[2] is None else prefix + found[2], text)
 
 
 def invalid_grammar(problem: str) -> RemoteProtocolError:

@@ -213,6 +213,8 @@ class _Translator:
         if len(members) > _MAX_PROPERTIES:
             raise SchemaUnsupported(f"{path}/properties", f"more than {_MAX_PROPERTIES} properties")
         if not members:
+            if "properties" in schema and "additionalProperties" not in schema and not least:
+                return literal("{}")  # whoever names properties, if none, means those
             return self._map(extra, least or 0, most, path, depth)
         if most is not None and most < len(members):
             raise SchemaUnsupported(f"{path}/maxProperties", "maxProperties below the number of properties")

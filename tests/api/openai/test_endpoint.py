@@ -266,9 +266,9 @@ async def test_bad_json_is_a_400() -> None:
 
 
 async def test_a_parameter_at_fault_is_named() -> None:
-    client = await ask(FakeBackend(), tools=[{"type": "function"}])
+    client = await ask(FakeBackend(), web_search_options={"a": 1})
     error = client.json()["error"]
-    assert (client.status, error["code"], error["param"]) == (400, "unsupported_parameter", "tools")
+    assert (client.status, error["code"], error["param"]) == (400, "unsupported_parameter", "web_search_options")
 
 
 async def test_until_a_model_is_ready_the_answer_is_503() -> None:
