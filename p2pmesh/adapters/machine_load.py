@@ -2,13 +2,16 @@
 
 import os
 from contextlib import suppress
+from itertools import islice
 
 import psutil  # type: ignore[import-untyped]
 
 from p2pmesh.core.owner_wishes import MachineLoad
 
-MAX_PROCESSES = 256
-"""Of ours: more engines than that are not counted."""
+MAX_PROCESSES = 4096
+"""Looked at for ours: what is beyond them counts as others'."""
+MAX_ARGUMENTS = 4
+_NAME = "p2pmesh"
 _IDLE = ("idle", "iowait")
 
 
@@ -65,10 +68,10 @@ def _machine_times_s() -> tuple[float, float]:
 
 
 def _own_times_s() -> float:
-    """Of this process and those that it started, ended ones too once they were waited for."""
-    own = psutil.Process()
-    total = sum(own.cpu_times()[:4])
-    for child in own.children(recursive=True)[:MAX_PROCESSES]:
-        with suppress(psutil.Error):  # it has just ended
-            total += sum(child.cpu_times()[:4])
-    return float(total)
+    """Of every node on this machine and of its engines: nodes beside each other are not each other's owner's work."""
+    total = 0.0
+    for process in islice(psutil.process_iter(), MAX_PROCESSES):
+        with suppress(psutil.Error):  # it has just ended, or is none of our business
+            if any(_NAME in part for part in process.cmdline()[:MAX_ARGUMENTS]):
+                total += sum(process.cpu_times()[:4])
+    return total

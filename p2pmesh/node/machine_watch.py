@@ -15,7 +15,8 @@ from p2pmesh.wire.schema import as_line
 
 LOOK_AGAIN_S = 30.0
 MEASURED_AFTER_S = 60.0
-"""A node that has no speed of any engine by then measures its memory: the moments after a start are the busiest."""
+"""A node that was asked for its profile and has no speed of any engine by then measures its memory: the moments after a
+start are the busiest, and where nobody plans nothing need be known."""
 _SHORT_BYTES = 64
 
 
@@ -29,6 +30,7 @@ class MachineWatch:
         self._speeds = speeds
         self._load = MachineLoad()
         self._memory_bytes_per_s = 0
+        self._was_asked = trio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -47,11 +49,17 @@ class MachineWatch:
 
     async def _measure_memory(self, machine: Machine) -> None:
         await trio.sleep(MEASURED_AFTER_S)
-        if not self._speeds.known:
+        await self._was_asked.wait()
+        if not self._speeds.known and self._board.own().memory_bytes:
             self._memory_bytes_per_s = await machine.memory_bytes_per_s()
 
+    def tell(self) -> Profile:
+        """Our profile, for somebody who plans."""
+        self._was_asked.set()
+        return self.profile()
+
     def profile(self) -> Profile:
-        """What we tell whoever asks."""
+        """What is known now."""
         facts = MachineFacts() if self._machine is None else self._machine.facts()
         return Profile(
             threads=facts.threads,

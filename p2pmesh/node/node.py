@@ -93,7 +93,7 @@ class Node:
         self.artifacts = Artifacts(self.overlay, artifact_ports, settings.artifact_transfer)
         self.speeds = Speeds(ports.clock, parts.speeds)
         self._machine = MachineWatch(parts.machine, self.overlay.board, settings.wishes, self.speeds)
-        self.profiles = Profiles(self.overlay, ports.clock, self._machine.profile)
+        self.profiles = Profiles(self.overlay, ports.clock, self._machine.tell)
         self.stages = Stages(
             self.overlay,
             StageParts(

@@ -27,7 +27,10 @@ async def test_a_peer_tells_its_machine_its_load_and_its_owners_wishes(autojump_
         founder = await mesh.found("founder")
         wishes = OwnerWishes(excluded_models=("other",))
         joiner = await mesh.join("joiner", founder, machine=machine, settings={"wishes": wishes})
-        await trio.sleep(70)  # the memory is measured a minute after the start
+        await trio.sleep(70)
+        assert machine.measured == 0  # nobody asked
+        await founder.node.profiles.refresh()
+        await trio.sleep(ASK_AGAIN_S)
         await founder.node.profiles.refresh()
         profile = founder.node.profiles.find(joiner.peer)
         status = json.loads(json.dumps(joiner.node.status()))
