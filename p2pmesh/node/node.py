@@ -290,7 +290,7 @@ class Node:
         self, request: GenerationRequest, asker: Asker
     ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         await self.on_demand.await_served(request.model)
-        with self.on_demand.counting(request.model):
+        with self.on_demand.demand.under_way(request.model):
             async with self.ingress.generate(request, asker) as events:
                 yield events
 

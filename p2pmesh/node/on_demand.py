@@ -1,14 +1,12 @@
 """Models that this node loads and unloads by itself: because requests ask for them, because nobody does, or because
 memory is low.
 
-Runs ``core.serving.ServingMachine``: counts what clients ask (``core.demand``), tells others of it, looks at what they
-say, starts coordinators and ends them, and has requests wait for a model that some peer would load. What it was told to
-serve (``serve``) is loaded from the start; everything on its shelf only for a request. Where layers go is
-``node.coordinator``'s.
+Runs ``core.serving.ServingMachine``: looks at what is asked for (``node.demand``), starts coordinators and ends them,
+and has requests wait for a model that some peer would load. What it was told to serve (``serve``) is loaded from the
+start; everything on its shelf only for a request. Where layers go is ``node.coordinator``'s.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
@@ -18,7 +16,6 @@ from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.base.limits import MAX_ANNOUNCED_LOADABLE
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, format_size
 from p2pmesh.core.coordination import RunPhase
-from p2pmesh.core.demand import DemandBook, DemandCounters, count_serving
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.core.planning.request import DEFAULT_POLICY as PLANNING
@@ -31,7 +28,6 @@ from p2pmesh.core.serving import (
     Loaded,
     LoadFailed,
     Look,
-    Rate,
     Rival,
     RunState,
     ServingMachine,
@@ -44,6 +40,7 @@ from p2pmesh.model.gguf import GgufIndex
 from p2pmesh.node.candidates import is_spared
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.coordinator import Coordinator
+from p2pmesh.node.demand import ModelDemand
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
@@ -57,8 +54,6 @@ from p2pmesh.wire.announcement import Announcement, model_hash_of
 LOOK_EVERY_S = 5.0
 LOOK_GAP_S = 0.2
 """However much others say, looks are so far apart."""
-TELL_GAP_S = 2.0
-"""Clients may come and go faster than others need to hear of it."""
 SURVEY_EVERY_S = 300.0
 BEGIN_S = 60.0
 """So long a request waits for some peer to begin to load its model."""
@@ -129,21 +124,15 @@ class OnDemand:
         idle_s = options.idle_unload_s
         idle_us = None if idle_s is None else int(idle_s * MICROS_PER_SECOND)
         seed = int.from_bytes(parts.entropy.random_bytes(8), "big")
+        self.demand = ModelDemand(parts.overlay, parts.router, parts.clock)
         self._machine = ServingMachine(seed, ServingPolicy(idle_unload_us=idle_us))
-        self._counters = DemandCounters()
-        self._book = DemandBook()
         self._shelf: dict[bytes, tuple[KnownModel, int]] = {}
         """Models on disk, and what each needs to be held whole."""
         self._held: dict[bytes, _Held] = {}
         self._starting: set[bytes] = set()
         """Models of the shelf whose files are being read."""
         self._failures: dict[bytes, str] = {}
-        self._open: dict[str, int] = {}
-        """Requests of our clients that are under way, by the name that their model is served under."""
-        self._stalled: set[str] = set()
-        """Those of these names that nobody serves any more."""
         self._changes = Changes()
-        self._told_at = float("-inf")
         self._nursery: trio.Nursery | None = None
 
     # --- running ---------------------------------------------------------------
@@ -151,36 +140,42 @@ class OnDemand:
         """Looks, loads and unloads until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._follow_board)
+            nursery.start_soon(self._follow, self._parts.overlay.board.changes)
+            nursery.start_soon(self._follow, self.demand.changes)
             nursery.start_soon(self._keep_surveying)
             while True:
                 seen = self._changes.count
-                self._note_stalls()
+                self.demand.note_stalls()
                 for effect in self._look():
                     self._perform(effect)
-                self._tell()
+                loadable = self._loadable()
+                self._parts.overlay.board.offer_loads(loadable[:MAX_ANNOUNCED_LOADABLE])
+                self.demand.tell(loadable)
                 with trio.move_on_after(self._until_next_look_s()):
                     await self._changes.wait_beyond(seen)
                 await trio.sleep(LOOK_GAP_S)
 
-    async def _follow_board(self) -> None:
-        board = self._parts.overlay.board
+    async def _follow(self, changes: Changes) -> None:
         while True:
-            await board.changes.wait_beyond(board.changes.count)
+            await changes.wait_beyond(changes.count)
             self._changes.mark()
 
     async def _keep_surveying(self) -> None:
         """What lies on the shelf, from headers: no file is read whole before it is asked for."""
         shelf, options = self._parts.shelf, self._options.serving
         while shelf is not None and options is not None:
-            found: dict[bytes, tuple[KnownModel, int]] = {}
-            excluded = self._parts.stages.wishes.excluded_models
-            for known in await shelf.survey():
-                if excludes(excluded, known.name):
-                    continue
-                found.setdefault(model_hash_of(known.name), (known, _needed_bytes(known.index, options)))
-            self._shelf = found
-            self._changes.mark()
+            try:
+                known = await shelf.survey()
+            except P2PMeshError as error:  # a disk that cannot be read now may be read later
+                self._report("error", {"code": error.code.value, "message": error.message})
+            else:
+                excluded = self._parts.stages.wishes.excluded_models
+                self._shelf = {
+                    model_hash_of(one.name): (one, _needed_bytes(one.index, options))
+                    for one in known
+                    if not excludes(excluded, one.name)
+                }
+                self._changes.mark()
             await trio.sleep(SURVEY_EVERY_S)
 
     def _until_next_look_s(self) -> float:
@@ -198,50 +193,13 @@ class OnDemand:
         router = self._parts.router
         served = router.served_name(name)
         model = model_hash_of(served or name)
-        self._counters.count(model, self._parts.clock.now())
+        self.demand.count(model)
         if served is not None or not self._is_loadable(model):
             return
         if self._parts.overlay.board.is_large and await router.search(name):
             return
-        with self._waiting(model):
+        with self.demand.waiting(model):
             await self._wait(name, model)
-
-    @contextmanager
-    def counting(self, name: str) -> Iterator[None]:
-        """A request that is under way: if its model is lost or unloaded meanwhile, it waits for it like any other."""
-        name = self._parts.router.served_name(name) or name
-        self._open[name] = self._open.get(name, 0) + 1
-        try:
-            yield
-        finally:
-            self._open[name] -= 1
-            if not self._open[name]:
-                del self._open[name]
-                self._end_stall(name)
-
-    def _note_stalls(self) -> None:
-        for name in self._open:
-            if self._parts.router.is_served(name):
-                self._end_stall(name)
-            elif name not in self._stalled:
-                self._stalled.add(name)
-                self._counters.begin_waiting(model_hash_of(name))
-
-    def _end_stall(self, name: str) -> None:
-        if name in self._stalled:
-            self._stalled.discard(name)
-            self._counters.end_waiting(model_hash_of(name))
-            self._changes.mark()
-
-    @contextmanager
-    def _waiting(self, model: bytes) -> Iterator[None]:
-        self._counters.begin_waiting(model)
-        self._changes.mark()
-        try:
-            yield
-        finally:
-            self._counters.end_waiting(model)
-            self._changes.mark()
 
     async def _wait(self, name: str, model: bytes) -> None:
         board = self._parts.overlay.board
@@ -260,23 +218,19 @@ class OnDemand:
     def is_ready(self) -> bool:
         """Whether some model would be loaded for a request, here or elsewhere."""
         unloaded = (held for held in self._held.values() if held.coordinator is None or held.is_loading)
-        return bool(self._shelf) or any(unloaded) or any(peer.loadable for peer in self._trusted())
+        return bool(self._shelf) or any(unloaded) or any(peer.loadable for peer in self.demand.peers())
 
     def _is_loadable(self, model: bytes) -> bool:
         """Whether this node or a peer in view would load it for a request."""
         return model in self._loadable() or bool(self._others_with(model))
 
     def _others_with(self, model: bytes) -> tuple[Announcement, ...]:
-        return tuple(peer for peer in self._trusted() if model in peer.loadable)
+        return tuple(peer for peer in self.demand.peers() if model in peer.loadable)
 
     def _is_coming(self, name: str, model: bytes) -> bool:
         held = self._held.get(model)
         is_loading_here = model in self._starting or (held is not None and held.coordinator is not None)
-        return is_loading_here or any(name in peer.wanted for peer in self._trusted())
-
-    def _trusted(self) -> tuple[Announcement, ...]:
-        overlay = self._parts.overlay
-        return overlay.trust.admitted(overlay.board.others())
+        return is_loading_here or any(name in peer.wanted for peer in self.demand.peers())
 
     # --- what others hear ----------------------------------------------------------
     def _loadable(self) -> tuple[bytes, ...]:
@@ -285,46 +239,22 @@ class OnDemand:
         held = (model for model, one in self._held.items() if is_idle_unloaded or one.coordinator is None)
         return tuple(sorted({*self._shelf, *held}))
 
-    def _tell(self) -> None:
-        """Demand goes along with any announcement; that somebody began or ended to wait is worth one of its own."""
-        board, now = self._parts.overlay.board, self._parts.clock.now()
-        loadable = self._loadable()
-        board.offer_loads(loadable[:MAX_ANNOUNCED_LOADABLE])
-        if not self._counters.models():
-            return
-        served = self._served()
-        known = {model for peer in self._trusted() for model in peer.loadable}
-        rows = self._counters.told(served, known.union(loadable), now)
-        is_early = trio.current_time() - self._told_at < TELL_GAP_S
-        if board.share_demand(rows, is_urgent=not is_early):
-            self._told_at = trio.current_time()
-
-    def _served(self) -> dict[bytes, int]:
-        """Models that are served anywhere in view, and by how many."""
-        peers = (*self._trusted(), self._parts.overlay.board.own())
-        return count_serving([model_hash_of(one.name) for one in peer.models] for peer in peers)
-
     # --- looking -----------------------------------------------------------------
     def _look(self) -> tuple[Effect, ...]:
         now = self._parts.clock.now()
-        others = self._trusted()
-        for peer in others:
-            self._book.note(PeerId(peer.peer_id), peer.freshness, peer.demand, now)
-        self._book.keep_only(frozenset(PeerId(peer.peer_id) for peer in others))
+        others = self.demand.peers()
+        self.demand.read(others)
         if not self._shelf and not self._held:
             return ()
         self._note_loads(now)
-        served = self._served()
+        served = self.demand.served()
         look = Look(
             self._parts.overlay.own_peer,
             _usable(self._parts.stages.free_bytes),
-            tuple(self._loadables(others, served, now)),
-            tuple(self._loadeds(now)),
+            tuple(self._loadables(others, served)),
+            tuple(self._loadeds()),
             self._parts.memory_left(),
-            tuple(
-                Rate(model, (self._counters.demand(model, now) + self._book.demand(model, now)).per_minute, count)
-                for model, count in sorted(served.items())
-            ),
+            self.demand.rates(served),
             is_spared(self._parts.overlay.board.own()),
         )
         return self._machine.handle(look, now)
@@ -351,10 +281,10 @@ class OnDemand:
         self._machine.handle(LoadFailed(model), self._parts.clock.now())
         self._parts.overlay.board.changes.mark()  # whoever waits for it
 
-    def _loadables(self, others: tuple[Announcement, ...], served: dict[bytes, int], now: Micros) -> Iterator[Loadable]:
+    def _loadables(self, others: tuple[Announcement, ...], served: dict[bytes, int]) -> Iterator[Loadable]:
         unloaded = {model: held for model, held in self._held.items() if held.coordinator is None}
         for model in sorted({*self._shelf, *unloaded}):
-            demand = self._counters.demand(model, now) + self._book.demand(model, now)
+            demand = self.demand.of(model)
             if demand.is_none or (model in self._held and model not in unloaded) or model in self._starting:
                 continue
             name, needed_bytes, can_be_cut = self._facts(model)
@@ -364,7 +294,7 @@ class OnDemand:
                 model,
                 needed_bytes,
                 demand,
-                is_awaited_here=bool(self._counters.demand(model, now).waiting),
+                is_awaited_here=self.demand.is_awaited_here(model),
                 servers=served.get(model, 0) or int(self._parts.router.is_served(name)),
                 is_coming=any(name in peer.wanted for peer in others),
                 rivals=_rivals(model, needed_bytes, others),
@@ -385,10 +315,10 @@ class OnDemand:
         total = sum(offers) + _usable(self._parts.stages.free_bytes)
         return max(offers, default=0) >= needed_bytes or (can_be_cut and total >= needed_bytes)
 
-    def _loadeds(self, now: Micros) -> Iterator[Loaded]:
+    def _loadeds(self) -> Iterator[Loaded]:
         for model in self._starting:
             needed_bytes = self._shelf[model][1] if model in self._shelf else 0
-            yield Loaded(model, RunState.LOADING, needed_bytes, self._book.demand(model, now), None, False)
+            yield Loaded(model, RunState.LOADING, needed_bytes, self.demand.of(model), None, False)
         for model, held in self._held.items():
             if not (held.is_serving or held.is_draining or held.is_loading):
                 continue  # the operator's own model, that waits for peers: nothing to decide
@@ -398,7 +328,7 @@ class OnDemand:
                 model,
                 RunState.DRAINING if held.is_draining else state,
                 held.needed_bytes,
-                self._counters.demand(model, now) + self._book.demand(model, now),
+                self.demand.of(model),
                 None if driver is None or driver.open_requests else driver.idle_since,
                 is_driven_here=driver is not None,
             )
@@ -501,10 +431,9 @@ class OnDemand:
 
     def describe(self) -> list[dict[str, object]]:
         """What may be loaded for a request, or is loaded, and how much it is asked for, in plain values."""
-        now = self._parts.clock.now()
         described: list[dict[str, object]] = []
         for model in sorted({*self._shelf, *self._held}):
-            demand = self._counters.demand(model, now) + self._book.demand(model, now)
+            demand = self.demand.of(model)
             held = self._held.get(model)
             is_loaded = model in self._starting or (held is not None and held.coordinator is not None)
             facts = {"waiting": demand.waiting, "per_minute": demand.per_minute, "per_day": demand.per_day}
@@ -558,7 +487,7 @@ class OnDemand:
                 with trio.move_on_after(LINGER_S) as lingering:
                     await driver.traffic.wait_beyond(seen)
                 if lingering.cancelled_caught:
-                    return not self._counters.demand(model, self._parts.clock.now()).waiting
+                    return not self.demand.is_awaited_here(model)
             if not may_wait:
                 return False
             await driver.traffic.wait_beyond(seen)

@@ -144,8 +144,13 @@ class FakeShelf:
         self.loads: list[str] = []
         self.holds: Counter[Digest] = Counter()
         self.failure: ConfigError | None = None
+        self.disk_error: ConfigError | None = None
+        """What the next look at the shelf fails with."""
 
     async def survey(self) -> tuple[KnownModel, ...]:
+        if self.disk_error is not None:
+            error, self.disk_error = self.disk_error, None
+            raise error
         return tuple(KnownModel(model.name, model.path, model.index) for model in self.models)
 
     async def load(self, known: KnownModel) -> ModelFile:

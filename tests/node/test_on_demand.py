@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.quantities import GIB, MIB
 from p2pmesh.core.owner_wishes import OwnerWishes
-from p2pmesh.node.on_demand import LOOK_EVERY_S, OnDemandOptions
+from p2pmesh.node.on_demand import LOOK_EVERY_S, SURVEY_EVERY_S, OnDemandOptions
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.wire.announcement import model_hash_of
 from p2pmesh.wire.stage import WireDtype
@@ -250,6 +250,17 @@ async def test_a_load_that_fails_is_told_to_who_waits(autojump_clock: MockClock,
         shelf.failure = None
         node.node.stages._memory_bytes = GIB
         await trio.sleep(31)
+        request = mesh.request()
+        assert await node.ask(request) == expected(request)
+
+
+async def test_a_disk_that_cannot_be_read_now_is_read_later(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        shelf = FakeShelf(MODEL)
+        shelf.disk_error = ConfigError(ErrorCode.HOME_UNUSABLE, "cannot list models")
+        node = await mesh.found("node", store=FakeModelStore(MODEL), shelf=shelf, on_demand=ON_DEMAND)
+        assert (await node.wait_told("error"))["message"] == "cannot list models"
+        await trio.sleep(SURVEY_EVERY_S + 1)
         request = mesh.request()
         assert await node.ask(request) == expected(request)
 
