@@ -65,6 +65,13 @@ def test_no_memory_is_not_no_limit() -> None:
     assert up("--split", "auto").split is None
 
 
+def test_up_knows_devices_and_what_the_owner_does_not_want() -> None:
+    arguments = "--device CUDA0,cuda1 --gpu-layers 9 --max-layers 12 --exclude-model a --exclude-model b"
+    options = up(*arguments.split())
+    assert (options.devices, options.gpu_layers) == (("CUDA0", "cuda1"), 9)
+    assert (options.max_layers, options.excluded_models) == (12, ("a", "b"))
+
+
 def test_up_knows_the_owner_and_the_trust_policy() -> None:
     options = up("--trust-policy", "prefer-owned", "--owner-key", "/k", "--passphrase-file", "/p")
     assert (options.trust_policy, options.owner_key, options.passphrase_file) == (TrustPolicy.PREFER_OWNED, "/k", "/p")
