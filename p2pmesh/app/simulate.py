@@ -12,6 +12,8 @@ from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.quantities import KIB, format_size
 from p2pmesh.sim.claims_scenario import ClaimsScenario
 from p2pmesh.sim.claims_world import ClaimsReport, simulate_claims
+from p2pmesh.sim.models_scenario import ModelsScenario
+from p2pmesh.sim.models_world import ModelsReport, simulate_models
 from p2pmesh.sim.overlay_report import OverlayReport, describe_overlay, simulate_overlay
 from p2pmesh.sim.overlay_scenario import OverlayScenario
 from p2pmesh.sim.recorder import Recorder, replay_recording
@@ -75,7 +77,7 @@ def run_simulation(options: SimulateOptions) -> dict[str, Any]:
 
 def _count_peers(scenario: AnyScenario, wanted: int | None) -> int:
     low, high = (1, MAX_SIMULATED_PEERS) if isinstance(scenario, Scenario) else (2, MAX_SIMULATED_PEERS // 2)
-    if isinstance(scenario, ClaimsScenario):
+    if isinstance(scenario, ClaimsScenario | ModelsScenario):
         low = max(low, scenario.holders)
     peers = wanted if wanted is not None else DEFAULT_PEERS if isinstance(scenario, Scenario) else scenario.peers
     if not low <= peers <= high:
@@ -83,12 +85,16 @@ def _count_peers(scenario: AnyScenario, wanted: int | None) -> int:
     return peers
 
 
-def _run(scenario: AnyScenario, peers: int, options: SimulateOptions) -> Report | OverlayReport | ClaimsReport:
+def _run(
+    scenario: AnyScenario, peers: int, options: SimulateOptions
+) -> Report | OverlayReport | ClaimsReport | ModelsReport:
     if not isinstance(scenario, OverlayScenario):
         if options.record is not None:
             raise ConfigError(ErrorCode.CONFIG_INVALID, "--record is for scenarios of the world 'overlay'")
         if isinstance(scenario, ClaimsScenario):
             return simulate_claims(scenario, peers, options.seed)
+        if isinstance(scenario, ModelsScenario):
+            return simulate_models(scenario, peers, options.seed)
         return simulate(scenario, peers, options.seed)
     # Millions of small objects that live to the end: looking at them again and again finds no garbage.
     gc.disable()
@@ -137,6 +143,8 @@ def describe_simulation(report: dict[str, Any]) -> str:
 def _describe_world(report: dict[str, Any]) -> list[str]:
     if "bars" in report:
         return describe_overlay(report)
+    if "moves" in report:
+        return _describe_models(report)
     return _describe_claims(report) if "takeovers" in report else _describe_runs(report)
 
 
@@ -146,6 +154,19 @@ def _describe_claims(report: dict[str, Any]) -> list[str]:
         f"{report['step_downs']} coordinators of serving runs stepped down",
         f"models were served {report['served_per_million'] / 10_000:.2f} % of the time in which they could be, "
         f"at most {report['longest_unserved_us'] / 1e6:.0f} s not",
+    ]
+
+
+def _describe_models(report: dict[str, Any]) -> list[str]:
+    worst = sorted(report["longest_by_model_us"], reverse=True)[:5]
+    return [
+        f"{report['models']} models: {report['claims_held']} claims held, {report['published']} of {report['runs']} "
+        f"runs served, {report['takeovers']} were taken over; {report['plans']} plans, {report['refused_loads']} loads "
+        "refused",
+        f"{report['moves']} runs moved to better placements, "
+        f"{report['moves_per_model_hour_milli'] / 1000:.2f} per model and hour",
+        f"models were served {report['served_per_million'] / 10_000:.2f} % of the time in which they could be; longest "
+        f"without, by model: {', '.join(f'{us / 1e6:.0f}' for us in worst)} s",
     ]
 
 

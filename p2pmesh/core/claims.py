@@ -24,6 +24,8 @@ def quorum(peer_count: int) -> int:
     return peer_count // 2 + 1
 
 
+_NO_USE = frozenset({ErrorCode.PLACEMENT_REFUSED, ErrorCode.OVERLOADED, ErrorCode.NOT_IN_PLACEMENT})
+"""Denials that asking again does not change, but asking others would."""
 MAX_HASTY_ATTEMPTS = 4
 """So often a claimant follows at once upon the terms that it is told; then it backs off."""
 
@@ -318,12 +320,23 @@ class Claimant:
             absent = tuple(peer for peer in self._claim.peers if peer not in self._granted)
             return (ClaimHeld(self._claim, absent),)
         wait_us = self._back_off_us()
-        if now + max(wait_us, self._promised_us) >= self._give_up_at:
+        if self._is_hopeless or now + max(wait_us, self._promised_us) >= self._give_up_at:
             return self._give_up()
         self._attempts += 1
         self._phase = ClaimPhase.WAITING
         self._wait_until = Micros(now + wait_us)
         return self._release_all()
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether other peers would do better: some have no room, or do not answer. A run that is to be taken over has
+        no others."""
+        has_refused = any(denied.code in _NO_USE for denied in self._denied.values())
+        return not self._is_takeover and (has_refused or bool(self._silent) or not self._has_all_answers)
+
+    @property
+    def _has_all_answers(self) -> bool:
+        return all(self._has_answered(peer) for peer in self._claim.peers)
 
     def _lease_end(self) -> Micros:
         return Micros(self._asked_at + self._claim.lease_us - self._policy.drift_us)
@@ -342,6 +355,9 @@ class Claimant:
     def _give_up(self) -> tuple[Effect, ...]:
         needed, asked = quorum(len(self._claim.peers)), len(self._claim.peers)
         text = f"{len(self._granted)} of {asked} peers granted the claim, {needed} are needed"
+        refused = next((denied.code for denied in self._denied.values() if denied.code in _NO_USE), None)
+        if refused is not None:
+            return self._lose(refused, text)
         if self._denied:
             leased = any(denied.code is ErrorCode.MODEL_LEASED for denied in self._denied.values())
             return self._lose(ErrorCode.MODEL_LEASED if leased else ErrorCode.TERM_STALE, text)

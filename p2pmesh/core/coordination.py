@@ -141,6 +141,14 @@ class ClaimWasLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RunGivenUp:
+    """Its coordinator has something better to do with the model: no request needs the run any more."""
+
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The machine's own deadline has come."""
 
@@ -154,6 +162,7 @@ Event = (
     | PublishSucceeded
     | PublishFailed
     | ClaimWasLost
+    | RunGivenUp
     | DeadlinePassed
 )
 
@@ -236,6 +245,8 @@ class RunMachine:
                 return self._on_probe(now)
             case PublishSucceeded():
                 return self._on_publish()
+            case RunGivenUp(code, text):
+                return self._end(code, text, None)
             case DeadlinePassed():
                 return self._on_deadline(now)
             case _:

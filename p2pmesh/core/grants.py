@@ -31,10 +31,16 @@ class KeptGrant:
 # --- events -------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class ClaimAsked:
-    """``source``, as its connection proves it, asks for a claim."""
+    """``source``, as its connection proves it, asks for a claim.
+
+    Its stage here would need ``needed_bytes``; ``room_bytes`` is what a stage of this model may take, before what other
+    promises reserve.
+    """
 
     source: PeerId
     claim: Claim
+    needed_bytes: int = 0
+    room_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,14 @@ class ClaimReleased:
     run_id: bytes
     term: int
     is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StageBegun:
+    """The stage of a run takes its memory itself from now on."""
+
+    model: str
+    run_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = ClaimAsked | ClaimReleased | StageEnded | DeadlinePassed
+Event = ClaimAsked | ClaimReleased | StageBegun | StageEnded | DeadlinePassed
 
 
 # --- effects ------------------------------------------------------------------
@@ -118,11 +132,13 @@ Effect = KeepGrant | Grant | Deny | ClaimMoved | SuccessionDue | RunReleased
 class _Promise:
     """``ends_at`` is there while the run serves and its stage here lives: nobody else's run may take its place.
 
-    ``members`` are all that have stood in a list of the run: of them each may go on with it.
+    ``members`` are all that have stood in a list of the run: of them each may go on with it. ``reserved_bytes`` are
+    kept for its stage until that begins.
     """
 
     claim: Claim
     lease_until: Micros
+    reserved_bytes: int = 0
     members: frozenset[PeerId] = frozenset()
     succession_at: Micros | None = None
     ends_at: Micros | None = None
@@ -177,7 +193,7 @@ class Grantor:
             claim = Claim(kept.model, kept.run_id, kept.term, (kept.coordinator,), kept.lease_us)
             # how long ago it was given is not known, so all of it may be to come
             members = frozenset((kept.coordinator,))
-            self._promises[kept.model] = _Promise(claim, Micros((now or 0) + kept.lease_us), members)
+            self._promises[kept.model] = _Promise(claim, Micros((now or 0) + kept.lease_us), members=members)
 
     def promised(self, model: str) -> Claim | None:
         """The newest promise for a model, its lease over or not."""
@@ -188,6 +204,10 @@ class Grantor:
         """The claim whose lease on the model lives."""
         promise = self._promises.get(model)
         return promise.claim if promise and now < promise.lease_until else None
+
+    def reserved_bytes(self, now: Micros) -> int:
+        """Memory that is promised to stages which have not begun."""
+        return sum(promise.reserved_bytes for promise in self._promises.values() if now < promise.lease_until)
 
     def is_kept(self, model: str, run_id: bytes) -> bool:
         """Whether a run serves, so that its stage here stays although nobody follows it."""
@@ -218,10 +238,15 @@ class Grantor:
     def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
         """The effects of one event; of ``ClaimAsked`` the last is the answer."""
         match event:
-            case ClaimAsked(source, claim):
-                return self._on_asked(source, claim, now)
+            case ClaimAsked():
+                return self._on_asked(event, now)
             case ClaimReleased():
                 return self._on_released(event, now)
+            case StageBegun(model, run_id):
+                promise = self._promises.get(model)
+                if promise is not None and promise.claim.run_id == run_id:
+                    promise.reserved_bytes = 0
+                return ()
             case StageEnded(model, run_id):
                 if self.is_kept(model, run_id):
                     self._promises[model].end_run()
@@ -230,17 +255,19 @@ class Grantor:
                 return self._on_deadline(now)
 
     # --- granting ----------------------------------------------------------------
-    def _on_asked(self, source: PeerId, claim: Claim, now: Micros) -> tuple[Effect, ...]:
-        if source != claim.coordinator or self._own not in claim.peers:
+    def _on_asked(self, asked: ClaimAsked, now: Micros) -> tuple[Effect, ...]:
+        claim = asked.claim
+        if asked.source != claim.coordinator or self._own not in claim.peers:
             return (Deny(ErrorCode.NOT_IN_PLACEMENT, "the list does not begin with its sender, or lacks us", 0, 0),)
         promise = self._promises.get(claim.model)
         if promise is None:
             if claim.term > MAX_TERM - MAX_TERM_STEP or not self._make_room(now):
                 return (Deny(ErrorCode.OVERLOADED, "this peer grants no further model; try another", 0, 0),)
-            return self._grant(claim, None, now)
-        return self._on_asked_again(promise, claim, now)
+            return self._grant(asked, None, now)
+        return self._on_asked_again(promise, asked, now)
 
-    def _on_asked_again(self, promise: _Promise, claim: Claim, now: Micros) -> tuple[Effect, ...]:
+    def _on_asked_again(self, promise: _Promise, asked: ClaimAsked, now: Micros) -> tuple[Effect, ...]:
+        claim = asked.claim
         known, wait_us = promise.claim, promise.wait_us(claim, now)
         promise.let_succeed(claim, Micros(now + self._policy.lease_us))
         if claim.term < known.term:
@@ -257,14 +284,25 @@ class Grantor:
         if not promise.may_be_replaced(claim, now):
             text = f"peer {known.coordinator} coordinates this model, for {wait_us / MICROS_PER_SECOND:.0f} s or more"
             return (Deny(ErrorCode.MODEL_LEASED, text, known.term, wait_us),)
-        return self._grant(claim, known, now)
+        return self._grant(asked, promise, now)
 
-    def _grant(self, claim: Claim, known: Claim | None, now: Micros) -> tuple[Effect, ...]:
+    def _grant(self, asked: ClaimAsked, promise: _Promise | None, now: Micros) -> tuple[Effect, ...]:
+        """A new promise, if there is room for the stage: what is promised to two has one of them load in vain."""
+        known = promise.claim if promise is not None else None
+        own_bytes = promise.reserved_bytes if promise is not None and now < promise.lease_until else 0
+        room_bytes = asked.room_bytes - self.reserved_bytes(now) + own_bytes
+        if asked.needed_bytes > room_bytes:
+            text = f"the stage needs {asked.needed_bytes} bytes, {max(0, room_bytes)} are free on this peer"
+            return (Deny(ErrorCode.PLACEMENT_REFUSED, text, known.term if known is not None else 0, 0),)
+        return self._promise(asked, known, now)
+
+    def _promise(self, asked: ClaimAsked, known: Claim | None, now: Micros) -> tuple[Effect, ...]:
+        claim = asked.claim
         before = self._promises.pop(claim.model, None)  # the newest promise stands last
         members = frozenset(claim.peers)
         if before is not None and before.is_of_run(claim):
             members |= before.members if len(before.members) <= MAX_RUN_MEMBERS else frozenset(before.claim.peers)
-        promise = self._promises[claim.model] = _Promise(claim, Micros(0), members)
+        promise = self._promises[claim.model] = _Promise(claim, Micros(0), asked.needed_bytes, members)
         self._extend(promise, now)
         if before is not None and before.ends_at is not None and promise.ends_at is not None:
             promise.ends_at = min(before.ends_at, promise.ends_at)  # a successor has to renew before the run lives on

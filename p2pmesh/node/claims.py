@@ -5,7 +5,7 @@ claims, and what for, is ``node.coordinator``'s and ``node.succession``'s; what 
 ``node.stages``'.
 """
 
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -46,6 +46,8 @@ class Claims:
         """Promises that the store has not taken yet: nothing is granted before it has."""
         self.changes = Changes()
         """Marked when a promise was given, or a run is nobody's any more."""
+        self.room_for: Callable[[str], int] = lambda model: 0
+        """What a stage of a model may take here, before what promises keep for others."""
         self.on_succession_due: Callable[[Claim], None] = lambda claim: None
         overlay.serve_exchange(ClaimRun, self._serve_claim)
         overlay.serve_exchange(ReleaseClaim, self._serve_release)
@@ -100,15 +102,25 @@ class Claims:
         promised = self._grantor.promised(model)
         return promised.term + 1 if promised is not None else 1
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that is promised to stages which have not begun."""
+        return self._grantor.reserved_bytes(self._clock.now())
+
+    def note_stage_begun(self, model: str, run_id: bytes) -> None:
+        """A stage takes its memory itself from now on."""
+        self._grantor.handle(grants.StageBegun(model, run_id), self._clock.now())
+
     def note_stage_ended(self, model: str, run_id: bytes) -> None:
         """A stage here is gone."""
         self._grantor.handle(grants.StageEnded(model, run_id), self._clock.now())
         self.changes.mark()
 
-    async def decide(self, source: PeerId, claim: Claim) -> grants.Grant | grants.Deny:
+    async def decide(self, source: PeerId, claim: Claim, needed_bytes: int = 0) -> grants.Grant | grants.Deny:
         """This node's answer to a claim; a new promise is on disk first."""
         async with self._turn:
-            *effects, answer = self._grantor.handle(grants.ClaimAsked(source, claim), self._clock.now())
+            asked = grants.ClaimAsked(source, claim, needed_bytes, self.room_for(claim.model) if needed_bytes else 0)
+            *effects, answer = self._grantor.handle(asked, self._clock.now())
             for effect in effects:
                 if isinstance(effect, grants.KeepGrant):
                     self._unsaved = effect.grants
@@ -126,7 +138,7 @@ class Claims:
         self.changes.mark()
 
     async def _serve_claim(self, stream: MessageStream, asked: ClaimRun) -> None:
-        match await self.decide(stream.remote_peer, _claim_of(asked)):
+        match await self.decide(stream.remote_peer, _claim_of(asked), asked.needed_bytes):
             case grants.Grant(term):
                 await stream.send(ClaimGranted(term))
             case grants.Deny(code, text, term, wait_us):
@@ -141,12 +153,18 @@ class Claims:
 
     # --- what is claimed from here ---------------------------------------------------
     @asynccontextmanager
-    async def claiming(self, claim: Claim, *, is_takeover: bool = False) -> AsyncIterator["HeldClaim"]:
-        """Asks for a claim and renews it as long as the scope lasts; leaving the scope gives it back."""
+    async def claiming(
+        self, claim: Claim, needed_bytes: Mapping[PeerId, int] | None = None, *, is_takeover: bool = False
+    ) -> AsyncIterator["HeldClaim"]:
+        """Asks for a claim and renews it as long as the scope lasts; leaving the scope gives it back.
+
+        ``needed_bytes`` is what the stages of the run will take of each peer.
+        """
         policy = replace(self.policy, claiming_us=self.policy.takeover_us) if is_takeover else self.policy
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 held = HeldClaim(self, Claimant(claim, policy, is_takeover=is_takeover), policy, nursery)
+                held.needed_bytes = needed_bytes or {}
                 nursery.start_soon(held.run)
                 try:
                     yield held
@@ -155,13 +173,12 @@ class Claims:
                         await held.withdraw()
                     nursery.cancel_scope.cancel()
 
-    async def ask(self, peer: PeerId, claim: Claim) -> grants.Grant | grants.Deny:
+    async def ask(self, peer: PeerId, claim: Claim, needed_bytes: int = 0) -> grants.Grant | grants.Deny:
         """A peer's answer to a claim of ours, this node's own among them."""
         if peer == self._overlay.own_peer:
-            return await self.decide(peer, claim)
-        message = ClaimRun(
-            claim.model, claim.run_id, claim.term, claim.lease_us // MICROS_PER_MS, claim.peers, claim.is_serving
-        )
+            return await self.decide(peer, claim, needed_bytes)
+        lease_ms = claim.lease_us // MICROS_PER_MS
+        message = ClaimRun(claim.model, claim.run_id, claim.term, lease_ms, claim.peers, claim.is_serving, needed_bytes)
         stream = await self._overlay.open_exchange(peer, message)
         try:
             return _answer_of(await stream.receive(self.policy.answer_us / MICROS_PER_SECOND))
@@ -199,6 +216,7 @@ class HeldClaim:
         self._lost = trio.Event()
         self._told_serving: set[PeerId] = set()
         self._answers = Changes()
+        self.needed_bytes: Mapping[PeerId, int] = {}
         self.is_run_over = True
         """Whether the run ends with the claim; otherwise it is left to a successor."""
 
@@ -262,7 +280,7 @@ class HeldClaim:
     async def _ask(self, peer: PeerId, claim: Claim, number: int) -> None:
         event: claims.Event = claims.PeerSilent(peer, number)
         with trio.move_on_after(self._policy.answer_us / MICROS_PER_SECOND), suppress(P2PMeshError):
-            match await self._ways.ask(peer, claim):
+            match await self._ways.ask(peer, claim, self.needed_bytes.get(peer, 0)):
                 case grants.Grant(term) if term == claim.term:
                     event = claims.PeerGranted(peer, number)
                 case grants.Deny(code, _, term, wait_us):

@@ -16,8 +16,9 @@ from p2pmesh.base.ids import ID_BYTES, Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import accused_stage
+from p2pmesh.core.next_run import RunOutcome, RunPacing
 from p2pmesh.core.owner_wishes import excludes
-from p2pmesh.core.planning.kept import plan_kept
+from p2pmesh.core.planning.kept import plan_replacement
 from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices, learn_overhead
@@ -33,12 +34,8 @@ from p2pmesh.node.standby import Standbys
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.control import LoadStage
 
-RETRY_FIRST_S = 1.0
-RETRY_LONGEST_S = 60.0
 PROBE_STEPS = 16
 """Tokens of a run that nobody has been served by yet, timed to predict what others will take."""
-REPLACED_AFTER_S = 2.0
-"""After a run that served for less a pause is made: requests hardly reached it, and one of them may have broken it."""
 _ENGINE_DEATHS = frozenset({ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_UNRESPONSIVE})
 _SYMPTOMS = frozenset({ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE})
 FAILED_S = 120.0
@@ -101,45 +98,25 @@ class Coordinator:
                 await self._serve()
 
     async def _serve(self) -> None:
-        wait_s = RETRY_FIRST_S
+        pacing = RunPacing()
         placement: Placement | None = None
         while True:
             # Clients may wait for a run that replaces one; nobody waits for a first one to be timed.
             probe_steps = PROBE_STEPS if placement is None else 0
             placement = placement or await self._place()
             ending = await self._claim_and_serve(placement, probe_steps)
-            if ending is None or ending.is_left or not ending.had_served:
-                wait_s = min(2 * wait_s, RETRY_LONGEST_S)
-                if ending is not None:
-                    await trio.sleep(wait_s)
-                placement = None
-                continue
-            wait_s = RETRY_FIRST_S
-            if ending.served_s < REPLACED_AFTER_S:
-                await trio.sleep(wait_s)
-            placement = self._replace(placement, ending)
+            following = pacing.after(_outcome_of(ending))
+            if following.wait_us:
+                await trio.sleep(following.wait_us / MICROS_PER_SECOND)
+            placement = self._replace(placement, ending) if ending is not None and following.keeps_stages else None
 
     def _replace(self, broken: Placement, ending: RunEnding) -> Placement | None:
-        """The stages that are whole where they were, the lost one where an engine waits or a peer is spare.
-
-        None where that cannot be, and all must be planned anew.
-        """
-        request = self._request()
-        out = {*ending.silent, *self._blamed}
-        peers = tuple(peer for peer in request.peers if peer.peer_id not in out)
+        """The stages that are whole where they were, the lost one elsewhere; None where all must be planned anew."""
+        out = (*ending.silent, *self._blamed)
         # everybody is here, but one stage does not reach the next: at another peer it may
         is_cut_off = ending.code is ErrorCode.PEER_UNREACHABLE and not out
-        kept, used = [], {stage.peer_id for stage in broken.stages}
-        for index, stage in enumerate(broken.stages):
-            spare = self._standbys.peer_for(stage.layers)
-            is_out = stage.peer_id in out
-            is_broken = is_out or (index == ending.index and (ending.code in _ENGINE_DEATHS or is_cut_off))
-            if is_broken and spare is not None and spare not in used:
-                used.add(spare)
-                kept.append(replace(stage, peer_id=spare))
-            elif not is_out:
-                kept.append(stage)
-        planned = plan_kept(replace(request, peers=peers, kept=tuple(kept)))
+        lost = ending.index if ending.code in _ENGINE_DEATHS or is_cut_off else None
+        planned = plan_replacement(self._request(), broken, lost, out, self._standbys.peer_for)
         if not isinstance(planned, Placement):
             return None
         self._report("placement", describe_placement(self._model.name, planned))
@@ -156,7 +133,8 @@ class Coordinator:
         peers = (own, *(stage.peer_id for stage in placement.stages if stage.peer_id != own))
         run_id = self._parts.entropy.random_bytes(16)
         claim = Claim(digest, run_id, claims.next_term(digest), peers, claims.policy.lease_us)
-        async with claims.claiming(claim) as held:
+        needed_bytes = {stage.peer_id: stage.needed_bytes for stage in placement.stages}
+        async with claims.claiming(claim, needed_bytes) as held:
             outcome = await held.settled()
             if not self._is_claimed(outcome):
                 return None
@@ -272,6 +250,13 @@ class Coordinator:
         links = self._parts.links.matrix()
         count = self._options.stage_count
         return PlanRequest(self._planning_model, peers, own_peer, count, links, policy=self._policy)
+
+
+def _outcome_of(ending: RunEnding | None) -> RunOutcome:
+    if ending is None:
+        return RunOutcome(is_claimed=False)
+    served_us = round(ending.served_s * MICROS_PER_SECOND)
+    return RunOutcome(True, ending.had_served, ending.is_left, served_us)
 
 
 def describe_placement(model: str, placement: Placement) -> dict[str, object]:

@@ -132,6 +132,7 @@ class Stages:
         self._nursery: trio.Nursery | None = None
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
+        parts.claims.room_for = self._room_for
         overlay.serve_exchange(LoadStage, self._serve_load)
         overlay.serve_exchange(FollowStage, self._serve_follow)
 
@@ -142,8 +143,13 @@ class Stages:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that no stage has reserved."""
-        return self._memory_bytes - self._reserved_bytes
+        """Memory that no stage has reserved, and no promise keeps for one."""
+        return self._memory_bytes - self._reserved_bytes - self._parts.claims.reserved_bytes
+
+    def _room_for(self, model: str) -> int:
+        """What a stage of a model may take; that of the run before it will have ended by then."""
+        own_bytes = (_reserved_bytes(held.load) for held in self._held.values() if held.load.model_digest == model)
+        return self._memory_bytes - self._reserved_bytes + sum(own_bytes)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Holds stages until cancelled, and stops those that are nobody's any more."""
@@ -230,6 +236,7 @@ class Stages:
         load, source, report_status = held.load, held.source, held.note
         with self._counted():
             await self._wait_for_run_before(load)
+            self._parts.claims.note_stage_begun(load.model_digest, load.run_id)
             async with self._reserve(_reserved_bytes(load)):
                 artifact = await self._obtain(load, source, report_status)
                 try:

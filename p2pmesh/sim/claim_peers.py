@@ -22,11 +22,12 @@ from p2pmesh.sim.peer import number_of, peer_id_of
 
 @dataclass(slots=True)
 class SimRun:
-    """A placement in effect: its stages, by peer number in order."""
+    """A placement in effect: its stages, by peer number in order, and the bytes that they need where that matters."""
 
     run_id: bytes
     model: int
     stages: tuple[int, ...]
+    needed: tuple[int, ...] = ()
     is_published: bool = False
     is_broken: bool = False
 
@@ -74,6 +75,9 @@ class ClaimsListener(Protocol):
 
     def is_reached(self, source: int, target: int) -> bool:
         """Whether nothing lies between two peers."""
+
+    def room_for(self, run: SimRun, number: int) -> tuple[int, int]:
+        """Bytes that a peer's stage of a run needs, and those that it may take there."""
 
     def on_run_moved(self, peer: ClaimsPeer, old: Claim) -> None:
         """The stage of a run at a peer is nobody's any more."""
@@ -127,6 +131,11 @@ class ClaimPeers:
         peer.stages.clear()
         peer.seats.clear()
         peer.taken_until.clear()
+
+    @property
+    def now_us(self) -> int:
+        """The time in the world."""
+        return self._calendar.now_us
 
     def later(self, delay_us: int, action: Callable[[], None]) -> None:
         """Does something after a while."""
@@ -246,7 +255,8 @@ class ClaimPeers:
 
     def _answer(self, asked: ClaimsPeer, peer: ClaimsPeer, seat: Seat, claim: Claim, number: int) -> None:
         event: claims.Event
-        match self.grant(asked, grants.ClaimAsked(claim.coordinator, claim)):
+        question = grants.ClaimAsked(claim.coordinator, claim, *self._world.room_for(seat.run, asked.number))
+        match self.grant(asked, question):
             case grants.Deny(code, _, term, wait_us):
                 event = claims.PeerDenied(peer_id_of(asked.number), number, code, term, wait_us)
             case _:

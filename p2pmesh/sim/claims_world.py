@@ -66,6 +66,8 @@ class ClaimsWorld:
         self._servable_us = 0
         self._unserved_since = dict.fromkeys(range(scenario.models), 0)
         self._longest_unserved_us = 0
+        self._given_up: set[bytes] = set()
+        """Runs whose own coordinator ended them; one that is cut off may be heard only when it is not any more."""
         self._violations: list[str] = []
 
     # --- running -----------------------------------------------------------------
@@ -109,12 +111,17 @@ class ClaimsWorld:
         delay_us = self._scenario.latency_us + self._draws.below(self._scenario.jitter_us + 1)
         return None if self._draws.happens(self._scenario.drop) else delay_us
 
+    def room_for(self, run: SimRun, number: int) -> tuple[int, int]:
+        """Memory is no matter here."""
+        return (0, 0)
+
     def on_run_moved(self, peer: ClaimsPeer, old: Claim) -> None:
         """Its stage ends, and with it the run, which must not be one that serves."""
         model = int(old.model, 16)
         run = peer.stages.get(model)
         if run is not None and run.run_id == old.run_id:
-            if run.is_published and not run.is_broken and self._is_whole(run):
+            is_serving = run.is_published and not run.is_broken and self._is_whole(run)
+            if is_serving and run.run_id not in self._given_up:
                 self._violate(f"{self._calendar.now_us} us: a run of model {model} that served was ended")
             self._claims.end_stage(peer, run)
             self._break(run)
@@ -209,6 +216,8 @@ class ClaimsWorld:
             self._later(TEND_US, partial(self._mind, peer, seat, lost_for_us))
 
     def _leave(self, peer: ClaimsPeer, seat: Seat, *, is_over: bool) -> None:
+        if is_over:
+            self._given_up.add(seat.run.run_id)
         self._claims.feed(peer, seat, claims.ClaimWithdrawn(is_over))
         self._stand_up(peer, seat)
 

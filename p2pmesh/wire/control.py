@@ -232,7 +232,8 @@ class StageStatus:
 class ClaimRun:
     """Coordinator to a peer of its list, itself the first: promise me the model for this run, or go on promising.
 
-    The fields of ``core.claims.Claim``; ``is_serving`` says that the run is published.
+    The fields of ``core.claims.Claim``; ``is_serving`` says that the run is published. ``needed_bytes`` is the memory
+    that the reader's stage of it will take; 0 if it has none, or has loaded it.
     """
 
     model_digest: str = declared(_DIGEST)
@@ -241,6 +242,7 @@ class ClaimRun:
     lease_ms: int = declared(Integer(MIN_LEASE_MS, MAX_LEASE_MS))
     peers: tuple[str, ...] = declared(ListOf(PEER_ID_SHAPE, MAX_CLAIM_PEERS))
     is_serving: bool = declared(Boolean())
+    needed_bytes: int = declared(Integer(0, MAX_ARTIFACT_BYTES), 0)
 
     def __post_init__(self) -> None:
         if not self.peers or len(set(self.peers)) < len(self.peers):

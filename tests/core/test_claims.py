@@ -248,3 +248,33 @@ def test_no_term_is_above_the_highest() -> None:
         for peer in (A, B, C):
             claimant.handle(PeerDenied(peer, number, ErrorCode.TERM_STALE, MAX_TERM, 0), Micros(number))
         assert claimant.claim.term == MAX_TERM
+
+
+# --- others would do better
+@pytest.mark.parametrize("code", [ErrorCode.PLACEMENT_REFUSED, ErrorCode.OVERLOADED])
+def test_a_peer_without_room_ends_the_attempt_at_once(code: ErrorCode) -> None:
+    claimant = asking(replace(CLAIM, peers=(A, B)))
+    claimant.handle(PeerGranted(A, 1), Micros(1))
+    lost, *released = claimant.handle(PeerDenied(B, 1, code, 0, 0), Micros(2))
+    assert isinstance(lost, ClaimLost)
+    assert (lost.code, lost.ungranted) == (code, (B,))
+    assert len(released) == 2
+
+
+def test_a_silent_peer_ends_the_attempt_unless_the_run_is_to_be_taken_over() -> None:
+    claim = replace(CLAIM, peers=(A, B))
+    claimant = asking(claim)
+    claimant.handle(PeerGranted(A, 1), Micros(1))
+    lost, *_ = claimant.handle(PeerSilent(B, 1), Micros(2))
+    assert isinstance(lost, ClaimLost)
+    assert (lost.code, lost.ungranted) == (ErrorCode.QUORUM_LOST, (B,))
+    successor = Claimant(claim, POLICY, is_takeover=True)
+    successor.handle(ClaimWanted(), Micros(0))
+    successor.handle(PeerSilent(B, 1), Micros(2))
+    assert successor.phase is ClaimPhase.WAITING
+
+
+def test_who_does_not_answer_within_a_round_ends_it_too() -> None:
+    claimant = asking(replace(CLAIM, peers=(A, B)))
+    claimant.handle(PeerGranted(A, 1), Micros(1))
+    assert isinstance(claimant.handle(DeadlinePassed(), Micros(200))[0], ClaimLost)

@@ -20,6 +20,7 @@ from p2pmesh.core.coordination import (
     PublishFailed,
     PublishSucceeded,
     ReportServing,
+    RunGivenUp,
     RunMachine,
     RunPhase,
     RunPolicy,
@@ -178,8 +179,17 @@ EVENTS = st.one_of(
     st.builds(PublishSucceeded),
     st.builds(PublishFailed, st.just(LOST), st.just("")),
     st.builds(ClaimWasLost, st.just(ErrorCode.QUORUM_LOST), st.just("")),
+    st.builds(RunGivenUp, st.just(ErrorCode.MODEL_NOT_READY), st.just("")),
     st.builds(DeadlinePassed),
 )
+
+
+def test_a_run_that_its_coordinator_gives_up_ends_by_no_fault_of_a_stage() -> None:
+    machine = serving_machine()
+    assert feed(machine, RunGivenUp(ErrorCode.MODEL_NOT_READY, "moves")) == [
+        EndRun(ErrorCode.MODEL_NOT_READY, "moves", None)
+    ]
+    assert machine.phase is RunPhase.OVER
 
 
 class AnyOrderOfEvents(RuleBasedStateMachine):

@@ -21,6 +21,7 @@ from p2pmesh.core.grants import (
     KeepGrant,
     KeptGrant,
     RunReleased,
+    StageBegun,
     StageEnded,
     SuccessionDue,
 )
@@ -304,3 +305,51 @@ def test_one_peer_cannot_name_members_of_a_run_without_end() -> None:
         others = (PeerId(f"{number}-{index}") for index in range(MAX_CLAIM_PEERS - 2))
         assert ask(peer, Claim("m", RUN, 5 + number, (A, B, *others), 1000)) == Grant(5 + number)
     assert len(peer._promises["m"].members) <= MAX_RUN_MEMBERS + MAX_CLAIM_PEERS
+
+
+# --- memory
+def want(peer: Grantor, claim: Claim, needed: int, room: int = 100, now: int = 0) -> Grant | Deny:
+    answer = peer.handle(ClaimAsked(claim.coordinator, claim, needed, room), Micros(now))[-1]
+    assert isinstance(answer, Grant | Deny)
+    return answer
+
+
+OF_ANOTHER_MODEL = Claim("n", OTHER, 1, (C, B), 1000)
+
+
+def test_memory_is_promised_once() -> None:
+    peer = grantor()
+    assert want(peer, CLAIM, 60) == Grant(5)
+    assert peer.reserved_bytes(Micros(0)) == 60
+    assert code_of(want(peer, OF_ANOTHER_MODEL, 60)) is ErrorCode.PLACEMENT_REFUSED
+    assert peer.promised("n") is None
+    assert want(peer, OF_ANOTHER_MODEL, 40) == Grant(1)
+
+
+def test_what_is_promised_is_kept_until_the_stage_begins_or_the_lease_ends() -> None:
+    begun, over = grantor(), grantor()
+    for peer in (begun, over):
+        want(peer, CLAIM, 60)
+    begun.handle(StageBegun("m", OTHER), Micros(1))
+    assert begun.reserved_bytes(Micros(1)) == 60
+    begun.handle(StageBegun("m", RUN), Micros(1))
+    assert begun.reserved_bytes(Micros(1)) == 0
+    want(begun, CLAIM, 60, now=2)  # a renewal reserves nothing anew
+    assert begun.reserved_bytes(Micros(2)) == 0
+    assert over.reserved_bytes(Micros(999)) == 60
+    assert over.reserved_bytes(Micros(1000)) == 0
+    assert want(over, OF_ANOTHER_MODEL, 60, now=1000) == Grant(1)
+
+
+def test_a_release_frees_what_was_promised() -> None:
+    peer = grantor()
+    want(peer, CLAIM, 60)
+    peer.handle(ClaimReleased(A, "m", RUN, 5, True), Micros(1))
+    assert peer.reserved_bytes(Micros(1)) == 0
+
+
+def test_a_new_run_of_the_same_coordinator_may_take_what_the_one_before_had_promised() -> None:
+    peer = grantor()
+    want(peer, CLAIM, 60)
+    assert want(peer, replace(CLAIM, run_id=OTHER, term=6), 90, now=1) == Grant(6)
+    assert peer.reserved_bytes(Micros(1)) == 90

@@ -422,6 +422,7 @@ def control_messages() -> list[tuple[str, Any]]:
         ("stage_status", control.StageStatus(RUN_ID, "downloading", 1_048_576, 72_000_000)),
         ("stage_status ready", control.StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8, 15_600)),
         ("claim_run", control.ClaimRun(DIGEST, RUN_ID, 7, 15_000, (FOUNDER.peer_id, JOINER.peer_id), False)),
+        ("claim_run of a stage", control.ClaimRun(DIGEST, RUN_ID, 8, 15_000, (FOUNDER.peer_id,), False, 2**40)),
         ("claim_run that serves", control.ClaimRun(DIGEST, RUN_ID, 2**53 - 1, 60_000, (JOINER.peer_id,), True)),
         ("claim_granted", control.ClaimGranted(7)),
         ("claim_denied", control.ClaimDenied("model_leased", "another coordinates it for 9 s more", 6, 9_000)),

@@ -4,7 +4,10 @@ For a family whose states cannot move, and for the replacement of a stage that w
 ``planner``'s to plan anew.
 """
 
-from p2pmesh.base.ids import LayerRange
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.base.quantities import format_size
 from p2pmesh.core.planning.outcome import Placement, PlacementReason, PlacementRefusal, PlannedStage
 from p2pmesh.core.planning.pricing import Prices
@@ -37,6 +40,30 @@ def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
     return Placement(
         placed, shape.context_tokens, shape.lanes, prices.estimate(placed), (), unused_peers(request, placed)
     )
+
+
+def plan_replacement(
+    request: PlanRequest,
+    broken: Placement,
+    lost_stage: int | None,
+    silent: Container[PeerId],
+    spare_for: Callable[[LayerRange], PeerId | None],
+) -> Placement | PlacementRefusal:
+    """What follows a broken run: whole stages where they were, lost ones where an engine waits or a peer is spare.
+
+    ``lost_stage`` is the one whose engine died, if one did, and ``silent`` are the peers that are gone.
+    """
+    peers = tuple(peer for peer in request.peers if peer.peer_id not in silent)
+    kept, used = [], {stage.peer_id for stage in broken.stages}
+    for index, stage in enumerate(broken.stages):
+        spare = spare_for(stage.layers)
+        is_broken = stage.peer_id in silent or index == lost_stage
+        if is_broken and spare is not None and spare not in used:
+            used.add(spare)
+            kept.append(replace(stage, peer_id=spare))
+        elif stage.peer_id not in silent:
+            kept.append(stage)
+    return plan_kept(replace(request, peers=peers, kept=tuple(kept)))
 
 
 def _gaps(held: list[LayerRange], layer_count: int) -> list[LayerRange]:

@@ -20,6 +20,7 @@ from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
 Order = tuple[int, ...]
 """Peers by their place among those considered."""
 _NEAREST_STARTS = 3
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +75,42 @@ def _changed(order: Order, change: Change) -> Order:
 
 
 class HopTable:
-    """What each hop between considered peers counts for: forward with an activation, and back with a token."""
+    """What each hop between considered peers counts for: forward with an activation, and back with a token.
+
+    Filled as it is asked for: what fits on one peer needs hardly any of it.
+    """
 
     def __init__(self, considered: Considered, prices: Prices) -> None:
-        ids = [peer.peer_id for peer in considered.peers]
+        self._ids = [peer.peer_id for peer in considered.peers]
+        self._prices = prices
         self._alone_us = prices.overhead_us(1)
         self._step_us = prices.overhead_us(2) - 2 * prices.hop_overhead_us
-        self._back = [[prices.hop_us(one, other) for other in ids] for one in ids]
-        self._forward = [
-            [self._back[at][to] + prices.transfer_us(one, other) for to, other in enumerate(ids)]
-            for at, one in enumerate(ids)
-        ]
+        unknown = [_UNKNOWN] * len(self._ids)
+        self._back = [list(unknown) for _ in self._ids]
+        self._forward = [list(unknown) for _ in self._ids]
+
+    def _back_us(self, at: int, to: int) -> int:
+        """Of a hop with a token; as long in both directions."""
+        found = self._back[at][to]
+        if found == _UNKNOWN:
+            found = self._prices.hop_us(self._ids[at], self._ids[to])
+            self._back[at][to] = self._back[to][at] = found
+        return found
+
+    def _forward_us(self, at: int, to: int) -> int:
+        """Of a hop with an activation."""
+        found = self._forward[at][to]
+        if found == _UNKNOWN:
+            found = self._back_us(at, to) + self._prices.transfer_us(self._ids[at], self._ids[to])
+            self._forward[at][to] = found
+        return found
 
     def ring_us(self, order: Order) -> int:
         """All but compute of a step."""
         if len(order) == 1:
             return self._alone_us
-        forward = sum(self._forward[one][other] for one, other in pairwise(order))
-        return forward + self._back[order[-1]][order[0]] + self._step_us
+        forward = sum(self._forward_us(one, other) for one, other in pairwise(order))
+        return forward + self._back_us(order[-1], order[0]) + self._step_us
 
     def difference_us(self, order: Order, change: Change) -> int:
         """What a change adds to the ring."""
@@ -106,15 +125,15 @@ class HopTable:
 
     def _edge_us(self, order: Order, at: int) -> int:
         last = at == len(order) - 1
-        return self._back[order[at]][order[0]] if last else self._forward[order[at]][order[at + 1]]
+        return self._back_us(order[at], order[0]) if last else self._forward_us(order[at], order[at + 1])
 
     def nearest_ring(self, first: int, count: int) -> list[int]:
         """From a peer to the nearest that is left, again and again."""
         ring = [first]
-        left = [place for place in range(len(self._back)) if place != first]
+        left = [place for place in range(len(self._ids)) if place != first]
         while len(ring) < count and left:
-            row = self._back[ring[-1]]
-            nearest = min(left, key=lambda place: (row[place], place))
+            last = ring[-1]
+            nearest = min(left, key=lambda place: (self._back_us(last, place), place))
             left.remove(nearest)
             ring.append(nearest)
         return ring

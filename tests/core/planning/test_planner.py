@@ -12,6 +12,7 @@ from p2pmesh.base.ids import LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import GIB
 from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.planning.cutting import FULL
+from p2pmesh.core.planning.kept import plan_replacement
 from p2pmesh.core.planning.outcome import PeerReason, Placement, PlacementReason, PlacementRefusal, WhyNot
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices, compute_us
@@ -580,3 +581,21 @@ def test_a_thousand_peers_that_are_short_together_are_refused() -> None:
 def test_a_shortage_says_that_owners_cap_layers() -> None:
     asked = with_peer(request(even(8), (1000,)), "p0", most_layers=5)
     assert "1 peers, 1 of them with a cap on layers, offer" in refused(asked).text
+
+
+# --- what follows a broken run
+def test_a_lost_stage_goes_where_an_engine_waits_and_the_others_stay() -> None:
+    asked = request(even(8), (40, 40, 40, 80))
+    broken = planned(asked)
+    assert [stage.peer_id for stage in broken.stages] == ["p3"]
+    split = planned(request(even(8), (40, 40)))
+    spares = {LayerRange(4, 8): PeerId("p2")}
+    found = plan_replacement(asked, split, None, {PeerId("p1")}, spares.get)
+    assert isinstance(found, Placement)
+    assert [stage.peer_id for stage in found.stages] == ["p0", "p2"]
+    engine_died = plan_replacement(asked, split, 1, (), spares.get)
+    assert isinstance(engine_died, Placement)
+    assert engine_died.stages == found.stages
+    without_spare = plan_replacement(asked, split, None, {PeerId("p1"), PeerId("p2")}, spares.get)
+    assert isinstance(without_spare, Placement)
+    assert [stage.peer_id for stage in without_spare.stages] == ["p0", "p3"]
