@@ -28,6 +28,8 @@ def offered_of_bytes(choice: DeviceChoice) -> int:
     if not choice.is_whole:
         return available
     on_devices = sum(device.free_bytes for device in choice.devices)
+    if not on_devices:  # their backend does not tell
+        return available
     shares_memory = any(device.type == "integrated_gpu" for device in choice.devices)
     return min(on_devices, available) if shares_memory else on_devices
 

@@ -36,5 +36,7 @@ def test_stages_that_lie_on_devices_are_bounded_by_their_memory(
     monkeypatch: pytest.MonkeyPatch, types: tuple[str, ...], layers: int, expected: int
 ) -> None:
     monkeypatch.setattr(machine_memory, "available_memory_bytes", lambda: 5 * GIB)
+    unknown = DeviceChoice((Device("d", "", "SYCL", "gpu", 0, 0),), ALL_LAYERS)
+    assert offered_memory_bytes(None, unknown) == int(5 * GIB * 0.8) - RESERVE_BYTES
     devices = tuple(Device(f"d{at}", "", "CUDA", type_, 6 * GIB, 8 * GIB) for at, type_ in enumerate(types))
     assert offered_memory_bytes(None, DeviceChoice(devices, layers)) == int(expected * 0.8) - RESERVE_BYTES

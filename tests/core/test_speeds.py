@@ -9,6 +9,7 @@ from p2pmesh.core.speeds import (
     REFRESH_MS,
     Speed,
     decode_speed_for,
+    decode_speed_of_memory,
     headline_speed,
     note_speed,
     size_class_of,
@@ -46,6 +47,11 @@ def test_the_nearest_kind_stands_in() -> None:
 def test_a_peer_is_announced_with_its_largest_kind() -> None:
     assert headline_speed(()) == 0
     assert headline_speed((speed("a", 3, 30), speed("b", 9, 90, 1), speed("c", 9, 91, 2))) == 91
+
+
+def test_half_of_what_memory_copies_stands_in_for_a_speed_of_decoding() -> None:
+    assert decode_speed_of_memory(0) == 0
+    assert decode_speed_of_memory(9_000_000_000) == 4_500_000_000
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 12), st.integers(1, 99), st.integers(0, 2**50))))

@@ -16,6 +16,7 @@ from p2pmesh.core.devices import Device, DeviceListing
 
 DEADLINE_S = 30.0
 MAX_DEVICES = 64
+MAX_DEVICE_BYTES = 2**50
 _PROCESSOR_LIBRARIES = ("ggml", "ggml-base", "ggml-cpu")
 
 
@@ -45,13 +46,20 @@ def decode_listing(answer: bytes) -> DeviceListing:
         devices = tuple(
             Device(
                 str(row["name"]), str(row["description"]), str(row["backend"]), str(row["type"]),
-                int(row["free_bytes"]), int(row["total_bytes"]),
+                *_memory_of(row),
             )
             for row in fields["devices"][:MAX_DEVICES]
         )  # fmt: skip
         return DeviceListing(devices, tuple(map(str, fields["backends"][:MAX_DEVICES])))
     except (ValueError, KeyError, TypeError):
         raise _failed("its answer cannot be read") from None
+
+
+def _memory_of(row: dict[str, object]) -> tuple[int, int]:
+    """Free and in all; some backends tell 0 or all bits set where they do not know."""
+    free, total = (int(str(row[name])) for name in ("free_bytes", "total_bytes"))
+    total = total if 0 < total <= MAX_DEVICE_BYTES else 0
+    return max(0, min(free, total)), total
 
 
 def is_built_for_processor_alone() -> bool:

@@ -36,6 +36,16 @@ def test_devices_of_other_builds_arrive_as_ggml_tells_them(name: str, backend: s
     assert listing.backends == (backend, "CPU")
 
 
+@pytest.mark.parametrize(
+    ("free", "total", "expected"),
+    [(1, 2, (1, 2)), (3, 2, (2, 2)), (2**64 - 1, 2**64 - 1, (0, 0)), (0, 0, (0, 0)), (5, 0, (0, 0))],
+)
+def test_memory_that_a_backend_does_not_know_is_none(free: int, total: int, expected: tuple[int, int]) -> None:
+    library = FakeGgml([("SYCL0", "some card", "SYCL", 1, free, total)])
+    [device] = decode_listing(json.dumps(list_ggml(library)).encode()).devices
+    assert (device.free_bytes, device.total_bytes) == expected
+
+
 @pytest.mark.parametrize("answer", [b"", b"{}", b'{"devices": [{"name": "a"}], "backends": []}', b"[1]", b"null"])
 def test_an_answer_that_cannot_be_read_is_an_error(answer: bytes) -> None:
     with pytest.raises(EngineError, match="cannot be read"):
