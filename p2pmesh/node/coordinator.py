@@ -18,8 +18,8 @@ from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import accused_stage
 from p2pmesh.core.next_run import RunOutcome, RunPacing
 from p2pmesh.core.owner_wishes import excludes
-from p2pmesh.core.planning.kept import plan_replacement
-from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, StepEstimate
+from p2pmesh.core.planning.kept import plan_kept, plan_replacement
+from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, PlannedStage, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices, learn_overhead
 from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanRequest
@@ -28,10 +28,10 @@ from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import CoordinatorParts, Run, RunEnding, ranges_of
-from p2pmesh.node.serving_options import ServingOptions, planning_model_of
-from p2pmesh.node.stage_orders import StageOrders
+from p2pmesh.node.servable import Servable
+from p2pmesh.node.serving_options import ServingOptions
+from p2pmesh.node.stage_orders import Orders
 from p2pmesh.node.standby import Standbys
-from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.control import LoadStage
 
 PROBE_STEPS = 16
@@ -49,12 +49,11 @@ PEERS_SETTLE_S = 0.5
 class Coordinator:
     """Serves one model for as long as it runs."""
 
-    def __init__(self, parts: CoordinatorParts, model: ModelFile, options: ServingOptions, report: Report) -> None:
+    def __init__(self, parts: CoordinatorParts, model: Servable, options: ServingOptions, report: Report) -> None:
         self._parts = parts
         self._model = model
         self._options = options
         self._report = report
-        self._planning_model = planning_model_of(model, options)
         self._candidates = Candidates(parts.overlay, parts.clock)
         self._standbys = Standbys(parts.overlay, self._request, self._standby_order)
         self._policy = DEFAULT_POLICY
@@ -87,8 +86,8 @@ class Coordinator:
         finally:
             orders.release()
 
-    def _make_orders(self) -> StageOrders:
-        return StageOrders(self._parts.overlay, self._parts.store, self._model, self._options)
+    def _make_orders(self) -> Orders:
+        return self._model.make_orders()
 
     async def serve(self) -> None:
         """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
@@ -97,9 +96,30 @@ class Coordinator:
                 nursery.start_soon(self._standbys.keep)
                 await self._serve()
 
-    async def _serve(self) -> None:
+    async def keep_standbys(self) -> None:
+        """For a run that another loaded, until cancelled; what it serves with is told by ``adopt``."""
+        await self._standbys.keep()
+
+    def adopt(self, stages: tuple[PlannedStage, ...]) -> None:
+        """A run of these stages serves, and is watched from here."""
+        planned = self._placed(stages)
+        if planned is not None:
+            self._standbys.want(planned)
+
+    async def succeed(self, stages: tuple[PlannedStage, ...], ending: RunEnding) -> None:
+        """As ``serve``, after the end of a run that was adopted."""
+        broken = self._placed(stages)
+        await self._serve(None if broken is None else self._replace(broken, ending))
+
+    def _placed(self, stages: tuple[PlannedStage, ...]) -> Placement | None:
+        """As a placement, while the peers of all of them are known."""
+        request = self._request()
+        known = {peer.peer_id for peer in request.peers}
+        planned = plan_kept(replace(request, kept=stages)) if known >= {stage.peer_id for stage in stages} else None
+        return planned if isinstance(planned, Placement) else None
+
+    async def _serve(self, placement: Placement | None = None) -> None:
         pacing = RunPacing()
-        placement: Placement | None = None
         while True:
             # Clients may wait for a run that replaces one; nobody waits for a first one to be timed.
             probe_steps = PROBE_STEPS if placement is None else 0
@@ -245,11 +265,11 @@ class Coordinator:
             is_spared=is_spared(said),
         )
         others = self._candidates.admitted(self._model.digest, with_failed=with_failed)
-        reads = sum(self._planning_model.reads) + self._planning_model.output_reads
+        reads = sum(self._model.planning.reads) + self._model.planning.output_reads
         peers = self._parts.profiles.refined((own, *others), self._model, reads)
         links = self._parts.links.matrix()
         count = self._options.stage_count
-        return PlanRequest(self._planning_model, peers, own_peer, count, links, policy=self._policy)
+        return PlanRequest(self._model.planning, peers, own_peer, count, links, policy=self._policy)
 
 
 def _outcome_of(ending: RunEnding | None) -> RunOutcome:
@@ -272,5 +292,5 @@ def describe_placement(model: str, placement: Placement) -> dict[str, object]:
     }
 
 
-def _refused(model: ModelFile, refusal: PlacementRefusal) -> P2PMeshError:
+def _refused(model: Servable, refusal: PlacementRefusal) -> P2PMeshError:
     return Refused(ErrorCode.PLACEMENT_REFUSED, f"{model.name} cannot be placed: {refusal.text}")

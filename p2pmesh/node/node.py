@@ -39,6 +39,7 @@ from p2pmesh.node.route_queries import RouteQueries
 from p2pmesh.node.router import MAX_TOLD_MODELS, Router
 from p2pmesh.node.run import CoordinatorParts
 from p2pmesh.node.run_table import RunTable
+from p2pmesh.node.servable import Servable, ServableFile, ServableRun
 from p2pmesh.node.serving_options import ServingOptions, check_split
 from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stages import StageParts, Stages
@@ -129,8 +130,9 @@ class Node:
         self.overlay.board.read_load = self._read_load
         RouteQueries(self.overlay, self.router.models)
         succession = SuccessionParts(
-            self.overlay, parts.store, self.stages, self.drivers, self.claims, self.vigils, self._serve_unless_served
-        )
+            self.overlay, parts.store, self.stages, self.drivers, self.claims, self.vigils, self._serve_unless_served,
+            self._make_successor,
+        )  # fmt: skip
         self.successions = Successions(succession, report)
         self._is_draining = False
 
@@ -157,7 +159,7 @@ class Node:
     @property
     def coordinators(self) -> tuple[Coordinator, ...]:
         """Of the models that are coordinated here now."""
-        return self.on_demand.coordinators
+        return (*self.on_demand.coordinators, *self.successions.coordinators)
 
     async def serve_model(self, model: ModelFile, options: ServingOptions) -> None:
         """Serves one model until cancelled; raises when it can never be placed.
@@ -178,6 +180,10 @@ class Node:
 
     def _make_coordinator(self, model: ModelFile, options: ServingOptions) -> Coordinator:
         self._note_name(model)
+        servable = ServableFile.of(self.overlay, self._parts.store, model, options)
+        return self._coordinator_of(servable, options)
+
+    def _coordinator_of(self, model: Servable, options: ServingOptions) -> Coordinator:
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
@@ -195,6 +201,14 @@ class Node:
         """A model whose run was taken over here and is over; whoever was given it on this node stood by for it."""
         if self.on_demand.find(model.digest) is None:
             await self.serve_model(model, options)
+
+    async def _make_successor(self, model: ServableRun) -> Coordinator | None:
+        """For a run that was taken over here, unless whoever has the model's file here will place it anew."""
+        if self.on_demand.find(model.digest) is not None:
+            return None
+        if await self._parts.store.find_by_digest(model.digest, model.size_bytes) is not None:
+            return None
+        return self._coordinator_of(model, model.options)
 
     async def drain(self, timeout_s: float) -> None:
         """Takes no new request and waits, at most ``timeout_s``, for those that run through a stage here."""
@@ -306,7 +320,8 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""
-        coordinating: tuple[ModelCoordinator, ...] = (*self.coordinators, *self.successions.runs)
+        placing = (one for one in self.coordinators if one.run is not None or one not in self.successions.coordinators)
+        coordinating: tuple[ModelCoordinator, ...] = (*placing, *self.successions.runs)
         return describe_node(
             self.overlay, self.stages, self.table, coordinating, self.routable_models(), self.links.estimates(),
             self.liveness,

@@ -17,8 +17,8 @@ from p2pmesh.core.planning.request import PlanningPeer
 from p2pmesh.core.speeds import Speed, decode_speed_for, decode_speed_of_memory
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.servable import Servable
 from p2pmesh.ports.clock import Clock
-from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.profile import Profile, ProfileQuery
 
 ASK_AGAIN_S = 120.0
@@ -56,12 +56,12 @@ class Profiles:
                     self._asked[peer] = now
                     nursery.start_soon(self._ask, peer)
 
-    def refined(self, peers: Iterable[PlanningPeer], model: ModelFile, read_bytes: int) -> tuple[PlanningPeer, ...]:
+    def refined(self, peers: Iterable[PlanningPeer], model: Servable, read_bytes: int) -> tuple[PlanningPeer, ...]:
         """Peers of a plan for a model, with what their profiles add: its kind's speed, and whether they exclude it.
 
         A token reads ``read_bytes`` of the model.
         """
-        architecture = model.index.architecture
+        architecture = model.architecture
 
         def refine(peer: PlanningPeer) -> PlanningPeer:
             profile = self.find(peer.peer_id)

@@ -29,7 +29,7 @@ from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.profiles import Profiles
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
-from p2pmesh.node.stage_orders import StageOrders, stage_addresses
+from p2pmesh.node.stage_orders import Orders, stage_addresses
 from p2pmesh.node.stages import Stages
 from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.ports.clock import Clock, Entropy
@@ -117,7 +117,7 @@ class Run:
     """One attempt at one placement."""
 
     def __init__(
-        self, parts: CoordinatorParts, orders: StageOrders, placement: Placement, report: Report, held: HeldClaim
+        self, parts: CoordinatorParts, orders: Orders, placement: Placement, report: Report, held: HeldClaim
     ) -> None:
         self.placement = placement
         self.serves: Callable[[Placement], None] = lambda placement: None
@@ -242,7 +242,7 @@ class Run:
                 self.serves(self.placement)
                 self._keep_watch()
                 facts = {
-                    "model": self._orders.model.name,
+                    "model": self._orders.name,
                     "run_id": self.run_id.hex(),
                     "stages": self.described_stages(),
                 }

@@ -4,7 +4,7 @@ Which peer gets which stage is the planner's; what becomes of an order is ``node
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.core.planning.outcome import Placement, PlannedStage
@@ -14,17 +14,48 @@ from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
 from p2pmesh.wire.control import FileEntry, LoadStage, StageEntry
 
 
+class Orders(Protocol):
+    """Orders for the stages of one run, or of one spare engine."""
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+
+    @property
+    def options(self) -> ServingOptions:
+        """How it is served."""
+
+    def gives(self, digest: Digest) -> bool:
+        """Whether an order names this file."""
+
+    def release(self) -> None:
+        """Nobody needs the files of these orders any more."""
+
+    async def make(self, placement: Placement, index: int, ids: tuple[bytes, int]) -> LoadStage:
+        """The order for one stage, ``ids`` its run and term."""
+
+
 class StageOrders:
-    """Of one model, as it is to be served. The files of its orders stay here until ``release``."""
+    """``Orders`` of a model whose file is here, as it is to be served; their files stay here until ``release``."""
 
     def __init__(self, overlay: Overlay, store: ModelStore, model: ModelFile, options: ServingOptions) -> None:
         self.model = model
-        self.options = options
+        self._options = options
         self._overlay = overlay
         self._store = store
         self._cut: list[Digest] = []
         self._given: set[Digest] = set()
         """Fragments that peers may fetch, besides the stages that are cut from them."""
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.model.name
+
+    @property
+    def options(self) -> ServingOptions:
+        """How it is served."""
+        return self._options
 
     def gives(self, digest: Digest) -> bool:
         """Whether an order names this file."""

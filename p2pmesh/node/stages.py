@@ -439,6 +439,7 @@ class Stages:
         held = self._held.get(asked.run_id)
         if held is None or held.load.model_digest != asked.model_digest:
             raise Refused(ErrorCode.STAGE_UNKNOWN, "this peer holds no stage of that run")
+        await stream.send(held.load)  # without the model's file a successor can order the stage again by nothing else
         await self._serve_followed(stream, held)
 
     async def _serve_followed(self, stream: MessageStream, held: HeldStage) -> None:

@@ -1,8 +1,9 @@
 """Runs that go on without the coordinator that loaded them: claimed anew by the next peer of their list.
 
-A run that serves needs nobody for its requests. Its successor watches its stages, ends it when one is lost, and places
-the model anew where it can: it needs the model's own file for that. Leases and turns are ``core.grants``'; placing
-anew is ``node.coordinator``'s.
+A run that serves needs nobody for its requests. Its successor watches its stages, has engines kept ready for them, ends
+it when one is lost, and places the model anew: as it likes with the model's own file, else the same stages by their
+orders, whose files are had from whoever has them. Leases and turns are ``core.grants``'; placing anew is
+``node.coordinator``'s.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,13 +12,15 @@ from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.claims import Claim, ClaimHeld
 from p2pmesh.core.coordination import RunPhase, StageState, run_fingerprint
 from p2pmesh.core.planning.outcome import StepEstimate
 from p2pmesh.node.claims import Claims, HeldClaim
+from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.driver import Drivers
+from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import (
@@ -27,17 +30,25 @@ from p2pmesh.node.run import (
     RunEnding,
     follow_statuses,
 )
+from p2pmesh.node.servable import ServableRun
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.stages import HeldStage, ReportStatus, Stages
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.models import ModelFile, ModelStore
-from p2pmesh.wire.control import Done, FollowStage, LoadStage, PublishRun, StageStatus
+from p2pmesh.wire.control import Done, FollowStage, LoadStage, PublishRun, StageEntry, StageStatus
 from p2pmesh.wire.stage import WireDtype
+
+ORDER_TIMEOUT_S = 15.0
+LOOK_AGAIN_S = 30.0
+PLACED_AGAIN_S = 600.0
+"""A model whose file nobody here has is tried to be placed for so long."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessionParts:
-    """What successors stand on. ``serve_model`` coordinates a model from now on, unless that is done already."""
+    """What successors stand on. ``serve_model`` coordinates a model from now on, unless that is done already;
+    ``make_coordinator`` makes one of a model whose file is not here, None where somebody here has it.
+    """
 
     overlay: Overlay
     store: ModelStore
@@ -46,6 +57,7 @@ class SuccessionParts:
     claims: Claims
     vigils: Vigils
     serve_model: Callable[[ModelFile, ServingOptions], Awaitable[None]]
+    make_coordinator: Callable[[ServableRun], Awaitable[Coordinator | None]]
 
 
 class Successions:
@@ -57,6 +69,8 @@ class Successions:
         self._nursery: trio.Nursery | None = None
         self._attempted: set[bytes] = set()
         self.runs: list[AdoptedRun] = []
+        self.coordinators: list[Coordinator] = []
+        """Of models whose files are not here."""
         parts.claims.on_succession_due = self._note_due
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -82,7 +96,26 @@ class Successions:
             self._attempted.discard(silent.run_id)
 
     async def _take_over(self, silent: Claim, held: HeldStage) -> None:
-        claims, own, load = self._parts.claims, self._parts.overlay.own_peer, held.load
+        known = ServableRun(self._parts.overlay, held.load)
+        coordinator = await self._parts.make_coordinator(known)
+        async with trio.open_nursery() as nursery:
+            if coordinator is not None:
+                self.coordinators.append(coordinator)
+                nursery.start_soon(coordinator.keep_standbys)
+            try:
+                ending = await self._adopt(silent, AdoptedRun(self._parts, held, known, coordinator))
+                if ending is not None and coordinator is not None:
+                    await self._place_again(coordinator, known, ending)
+                elif ending is not None:
+                    await self._place_anew(held.load)
+            finally:
+                if coordinator is not None:
+                    self.coordinators.remove(coordinator)
+                nursery.cancel_scope.cancel()
+
+    async def _adopt(self, silent: Claim, run: "AdoptedRun") -> RunEnding | None:
+        """How a run ended under our claim; None if it is not ours, or goes on under another's."""
+        claims, own, load = self._parts.claims, self._parts.overlay.own_peer, run.load
         others = (PeerId(stage.peer_id) for stage in load.stages if stage.peer_id != own)
         claim = Claim(
             silent.model, silent.run_id, claims.next_term(silent.model), (own, *others), claims.policy.lease_us,
@@ -92,18 +125,47 @@ class Successions:
             holder.is_run_over = False
             outcome = await holder.settled()
             if not isinstance(outcome, ClaimHeld) or outcome.absent:
-                return
-            facts = {"model": load.model, "run_id": load.run_id.hex(), "term": claim.term}
-            self._report("run_taken_over", {**facts, "from": silent.coordinator})
-            run = AdoptedRun(self._parts, holder, held)
+                return None
+            facts = {"model": load.model, "run_id": load.run_id.hex()}
+            # the term that was granted: a higher one than was asked for first where others were further
+            self._report("run_taken_over", {**facts, "term": holder.claim.term, "from": silent.coordinator})
             self.runs.append(run)
             try:
-                ending = await run.serve()
+                ending = await run.serve(holder)
             finally:
                 self.runs.remove(run)
-            self._report("model_withdrawn", {"model": load.model, "run_id": load.run_id.hex(), **ending.fields()})
-        if holder.is_run_over:
-            await self._place_anew(load)
+            self._report("model_withdrawn", {**facts, **ending.fields()})
+        return ending if holder.is_run_over else None
+
+    async def _place_again(self, coordinator: Coordinator, known: ServableRun, ending: RunEnding) -> None:
+        """The same stages, by their orders, until another coordinates the model or no placement is found."""
+        if not known.is_whole:
+            text = "not every stage has told its order: a peer that has the model's file must place it anew"
+            self._report("waiting_for_peers", {"model": known.name, "message": text})
+            return
+        with trio.CancelScope() as scope, unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._give_way, coordinator, scope)
+                try:
+                    await coordinator.succeed(known.stages, ending)
+                except P2PMeshError as error:  # nobody gave this node the model: that it cannot be placed ends nothing
+                    self._report("waiting_for_peers", {"model": known.name, "message": error.message})
+                nursery.cancel_scope.cancel()
+
+    async def _give_way(self, coordinator: Coordinator, scope: trio.CancelScope) -> None:
+        """Nobody asked this node to serve the model: whoever else does comes first, and it is not tried for ever."""
+        claims, own = self._parts.claims, self._parts.overlay.own_peer
+        served_at = trio.current_time()
+        while trio.current_time() - served_at < PLACED_AGAIN_S:
+            seen = claims.changes.count
+            claim = claims.leased(coordinator.digest)
+            if claim is not None and claim.coordinator != own:
+                break
+            if coordinator.run is not None and coordinator.run.phase is RunPhase.SERVING:
+                served_at = trio.current_time()
+            with trio.move_on_after(LOOK_AGAIN_S):
+                await claims.changes.wait_beyond(seen)
+        scope.cancel()
 
     async def _place_anew(self, load: LoadStage) -> None:
         model = await self._parts.store.find_by_digest(Digest(load.model_digest), load.model_bytes)
@@ -121,10 +183,15 @@ class Successions:
 class AdoptedRun:
     """A run that another loaded, watched from here until it ends or is another's."""
 
-    def __init__(self, parts: SuccessionParts, holder: HeldClaim, held: HeldStage) -> None:
+    def __init__(
+        self, parts: SuccessionParts, held: HeldStage, known: ServableRun, coordinator: Coordinator | None
+    ) -> None:
         self._parts = parts
-        self._holder = holder
         self._held = held
+        self._known = known
+        self._coordinator = coordinator
+        """Keeps engines ready for its stages."""
+        self._holder: HeldClaim | None = None
         self._ending: RunEnding | None = None
         self._over = trio.Event()
         self._all_ready = trio.Event()
@@ -159,9 +226,15 @@ class AdoptedRun:
         """Peers and layer ranges, as plain values."""
         return [{"peer_id": s.peer_id, "layers": [s.layer_start, s.layer_end]} for s in self._held.load.stages]
 
-    async def serve(self) -> RunEnding:
+    @property
+    def load(self) -> LoadStage:
+        """The order of our own stage."""
+        return self._held.load
+
+    async def serve(self, holder: HeldClaim) -> RunEnding:
         """Until a stage ends, the peer of one does not answer, or the claim ends."""
-        stages = ((PeerId(stage.peer_id), stage.addresses) for stage in self._held.load.stages)
+        self._holder = holder
+        stages = tuple((PeerId(stage.peer_id), stage.addresses) for stage in self._held.load.stages)
         watch = self._parts.vigils.watch(stages, self._note_silent, WATCH_AGAIN_S)
         try:
             async with trio.open_nursery() as nursery:
@@ -175,7 +248,13 @@ class AdoptedRun:
             if watch is not None:
                 watch.end()
         assert self._ending is not None
-        return self._ending
+        if not holder.is_run_over:
+            return self._ending
+        silent = await self._parts.vigils.find_silent(stages)
+        for peer in silent:  # nothing is placed there again
+            await self._parts.overlay.give_up(peer)
+        await holder.withdraw(silent)
+        return replace(self._ending, silent=silent)
 
     def _note_silent(self, peer: PeerId, error: P2PMeshError) -> None:
         index = next(i for i, stage in enumerate(self._held.load.stages) if stage.peer_id == peer)
@@ -184,6 +263,7 @@ class AdoptedRun:
     def _end(self, ending: RunEnding, *, is_over: bool) -> None:
         if self._ending is not None:
             return
+        assert self._holder is not None
         self._ending = ending
         self._holder.is_run_over = is_over
         if is_over:
@@ -198,14 +278,20 @@ class AdoptedRun:
         try:
             if driver.peer_id == self._parts.overlay.own_peer:
                 self._parts.drivers.publish(asked)
-                return
-            stream = await self._parts.overlay.open_exchange(PeerId(driver.peer_id), asked, driver.addresses)
-            try:
-                await stream.expect(Done, PUBLISH_TIMEOUT_S)
-            finally:
-                await stream.reset()
+            else:
+                await self._publish_remotely(driver, asked)
         except P2PMeshError as error:
             self._end(RunEnding(error.code, f"the model was not published: {error.message}", 0, True), is_over=True)
+            return
+        if self._coordinator is not None and self._known.is_whole:
+            self._coordinator.adopt(self._known.stages)
+
+    async def _publish_remotely(self, driver: StageEntry, asked: PublishRun) -> None:
+        stream = await self._parts.overlay.open_exchange(PeerId(driver.peer_id), asked, driver.addresses)
+        try:
+            await stream.expect(Done, PUBLISH_TIMEOUT_S)
+        finally:
+            await stream.reset()
 
     def _fingerprint(self) -> str:
         load = self._held.load
@@ -215,6 +301,7 @@ class AdoptedRun:
         return run_fingerprint(engines, dtype.label, is_lossless=dtype is WireDtype.F32)
 
     async def _follow_claim(self) -> None:
+        assert self._holder is not None
         loss = await self._holder.lost()
         self._end(RunEnding(loss.code, loss.text, None, True), is_over=False)
 
@@ -239,11 +326,25 @@ class AdoptedRun:
             self._end(RunEnding(error.code, text, index, True), is_over=True)
 
     async def _follow_remote(self, peer: PeerId, addresses: tuple[str, ...], reported: ReportStatus) -> None:
+        assert self._holder is not None
         claim = self._holder.claim
         stream = await self._parts.overlay.open_exchange(
             peer, FollowStage(claim.model, claim.run_id, claim.term), addresses
         )
         try:
+            self._note_order(peer, await stream.expect(LoadStage, ORDER_TIMEOUT_S))
             await follow_statuses(stream, reported)
         finally:
             await stream.reset()
+
+    def _note_order(self, peer: PeerId, load: LoadStage) -> None:
+        own = self._held.load
+        is_ours = (load.run_id, load.model_digest) == (own.run_id, own.model_digest) and _ranges(load) == _ranges(own)
+        if not is_ours or load.stages[load.index].peer_id != peer:
+            raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "the order of another stage", culprit=peer)
+        self._known.note(load)
+
+
+def _ranges(load: LoadStage) -> list[tuple[str, int, int]]:
+    """Peers and layers, without the addresses, which each order has as they were then."""
+    return [(stage.peer_id, stage.layer_start, stage.layer_end) for stage in load.stages]

@@ -1,5 +1,6 @@
 """A coordinator that holds no stage is killed: nothing of what it placed depends on it."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def rest_of(chunks: Iterator[dict[str, Any]], seen: int) -> int:
 def test_answers_go_on_without_their_coordinator_and_a_peer_takes_over(
     peers: Peers, tiny_model: Path, number: signal.Signals
 ) -> None:
-    coordinator, (first, _), ready = placed(peers, tiny_model)
+    coordinator, (first, second), ready = placed(peers, tiny_model)
     undisturbed = first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
     with first.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
         seen = 0
@@ -48,3 +49,9 @@ def test_answers_go_on_without_their_coordinator_and_a_peer_takes_over(
     assert (taken["run_id"], taken["from"], taken["term"]) == (ready["run_id"], coordinator.peer_id, 2)
     assert len(tokens_of(first.complete(TINY, PROMPT, max_tokens=8, temperature=0))) == 8
     assert not first.find("model_withdrawn")
+    if number is signal.SIGKILL:  # nobody here has the model's file
+        (engine,) = second.children()
+        os.kill(engine, signal.SIGKILL)
+        again = first.wait_for("pipeline_ready")
+        assert [stage["peer_id"] for stage in again["stages"]] == [stage["peer_id"] for stage in ready["stages"]]
+        assert first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)["choices"] == undisturbed["choices"]

@@ -12,7 +12,7 @@ from p2pmesh.core.grants import Deny, Grant
 from p2pmesh.node.claims import HeldClaim
 from p2pmesh.node.run import WATCH_AGAIN_S
 from p2pmesh.node.vigil import ANSWER_S
-from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, StageStatus
+from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, LoadStage, StageStatus
 from tests.fakes.grants import FakeGrantStore
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens
 from tests.fakes.models import FakeModelStore, fake_model
@@ -108,15 +108,88 @@ async def test_a_successor_that_dies_has_a_successor(autojump_clock: MockClock) 
         await three.ask()
 
 
-async def test_a_successor_without_the_model_says_that_it_cannot_place_it_anew(autojump_clock: MockClock) -> None:
+async def taken_over(three: Trio) -> None:
+    """The first peer coordinates, and has heard of every stage."""
+    await three.first.wait_told("run_taken_over")
+    await trio.sleep(5)
+
+
+async def test_a_successor_without_the_model_orders_the_same_stages_again(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         three = await served(mesh)
         await mesh.kill(three.coordinator)
-        await three.first.wait_told("run_taken_over")
+        await taken_over(three)
+        run_ids = three.run_ids
         three.second.engine.kill()
-        waiting = await three.first.wait_told("waiting_for_peers")
-        assert "its file is not on this peer" in waiting["message"]
-        await trio.sleep(LEASE_S)
+        ready = await three.first.wait_told("pipeline_ready")
+        assert [stage["peer_id"] for stage in ready["stages"]] == [three.first.peer, three.second.peer]
+        await three.first.wait_routable()
+        await three.ask()
+        assert three.run_ids.isdisjoint(run_ids)
+        three.first.engine.kill()
+        await three.first.wait_told("pipeline_ready", times=2)
+        await three.first.wait_routable()
+        await three.ask()
+
+
+async def test_a_successor_without_the_model_has_a_lost_stage_cut_by_whoever_has_it(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh)
+        await mesh.kill(three.coordinator)
+        await taken_over(three)
+        await mesh.kill(three.second)
+        await three.first.wait_told("waiting_for_peers")
+        spare = await mesh.join("spare", three.hub)
+        holder = await mesh.join("holder", three.hub, memory_bytes=0, store=FakeModelStore(MODEL))
+        holder.node._note_name(MODEL)
+        ready = await three.first.wait_told("pipeline_ready")
+        assert [stage["peer_id"] for stage in ready["stages"]] == [three.first.peer, spare.peer]
+        await three.first.wait_routable()
+        await three.ask()
+
+
+async def test_a_run_that_was_taken_over_has_spare_engines(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh)
+        await mesh.kill(three.coordinator)
+        await taken_over(three)
+        holder = await mesh.join("holder", three.hub, memory_bytes=0, store=FakeModelStore(MODEL))
+        holder.node._note_name(MODEL)
+        spare = await mesh.join("spare", three.hub)
+        await trio.sleep(90)
+        assert len(spare.launcher.engines) == 2
+        await mesh.kill(three.second)
+        ready = await three.first.wait_told("pipeline_ready")
+        assert [stage["peer_id"] for stage in ready["stages"]] == [three.first.peer, spare.peer]
+        assert len(spare.told("stage_ready")) == 1
+        await three.first.wait_routable()
+        await three.ask()
+
+
+async def test_a_successor_gives_way_to_whoever_serves_the_model_by_itself(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh)
+        await mesh.kill(three.coordinator)
+        await taken_over(three)
+        await mesh.kill(three.second)
+        await three.first.wait_told("waiting_for_peers")
+        assert three.first.node.successions.coordinators
+        owner = await mesh.join("owner", three.hub, store=FakeModelStore(MODEL))
+        mesh.serve(owner, MODEL, stage_count=2)
+        await owner.wait_told("pipeline_ready")
+        await trio.sleep(60)
+        assert three.first.node.successions.coordinators == []
+        assert owner.told("model_withdrawn") == []
+
+
+async def test_a_successor_that_finds_nobody_gives_up_and_frees_all(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh)
+        await mesh.kill(three.coordinator)
+        await taken_over(three)
+        await mesh.kill(three.second)
+        await trio.sleep(700)
+        assert three.first.node.successions.coordinators == []
         assert three.run_ids == set()
         assert three.first.node.stages.free_bytes == three.first.node.overlay.board.own().memory_bytes
 
@@ -300,6 +373,7 @@ async def test_a_stranger_follows_no_stage(autojump_clock: MockClock) -> None:
         unknown = FollowStage(order.model_digest, OTHER_RUN, 1)
         assert await refusal_code(puppet, unknown) is ErrorCode.TERM_CONFLICT
         following = await puppet.control(FollowStage(order.model_digest, order.run_id, 1))
+        assert await following.expect(LoadStage, 10) == order
         states = [(await following.expect(StageStatus, 10)).state for _ in range(3)]
         assert states[-1] == "ready"
 
