@@ -350,6 +350,8 @@ class Stepper:
             outputs = self._stage.rows.outputs
             outputs[: count + 1] = 0
             outputs[sampled_from:count] = 1
+            # one column alone takes another kernel through the output matrix than two or more do
+            outputs[count] = is_padded and sampled_from < count
         if single is SingleRow.REFERENCE:
             self._stage.use_reference_attention(True)
         status = self._stage.decode(count + is_padded)
