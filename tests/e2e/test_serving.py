@@ -241,3 +241,74 @@ def test_a_coordinator_without_memory_lets_another_peer_drive(peers: Peers, tiny
     assert coordinator.children() == ()
     worker.send_signal(signal.SIGINT)
     assert worker.wait_ended() == 0
+
+
+def sdk_of(node: NodeProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{node.api_url}/v1", api_key="any", timeout=60, max_retries=0)
+
+
+def test_choices_and_log_probabilities_come_through_every_peer(pair: Pair) -> None:
+    told = []
+    for node in pair.all():
+        client = sdk_of(node)
+        given = {"model": TINY, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "seed": 3, "n": 3}
+        whole = client.chat.completions.create(**given, logprobs=True, top_logprobs=4)
+        texts = [choice.message.content for choice in whole.choices]
+        assert [choice.index for choice in whole.choices] == [0, 1, 2]
+        assert len(set(texts)) > 1
+        for choice in whole.choices:
+            entries = choice.logprobs.content
+            assert all(len(entry.top_logprobs) == 4 and entry.logprob <= 0 for entry in entries)
+            assert all(bytes(entry.bytes).decode("utf-8", "replace") == entry.token for entry in entries)
+        streamed: dict[int, str] = {0: "", 1: "", 2: ""}
+        for chunk in client.chat.completions.create(**given, stream=True):
+            streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        assert list(streamed.values()) == texts
+        told.append([[entry.token for entry in choice.logprobs.content] for choice in whole.choices])
+    assert told[0] == told[1] == told[2]
+
+
+def test_a_bias_and_a_batch_reach_the_last_stage(pair: Pair) -> None:
+    client = sdk_of(pair.bystander)
+    given = {"model": TINY, "max_tokens": 1, "temperature": 0, "extra_body": {"return_token_ids": True}}
+    plain = client.completions.create(prompt=["a", "b"], logprobs=1, **given)
+    assert [choice.index for choice in plain.choices] == [0, 1]
+    token = plain.choices[0].model_extra["token_ids"][0]
+    barred = client.completions.create(prompt="a", logit_bias={str(token): -100}, **given)
+    assert barred.choices[0].model_extra["token_ids"] != [token]
+
+
+def test_texts_are_read_through_both_stages(pair: Pair) -> None:
+    vectors = [sdk_of(node).embeddings.create(model=TINY, input=["a text", "another"]) for node in pair.all()]
+    first = [one.embedding for one in vectors[0].data]
+    assert [one.embedding for one in vectors[2].data] == [one.embedding for one in vectors[1].data] == first
+    assert first[0] != first[1]
+    assert sum(value * value for value in first[0]) == pytest.approx(1.0, abs=1e-5)
+    short = sdk_of(pair.bystander).embeddings.create(model=TINY, input="a text", dimensions=4, encoding_format="float")
+    assert len(short.data[0].embedding) == 4
+    assert short.usage.prompt_tokens > 0
+
+
+def test_a_response_is_streamed_to_its_end(pair: Pair) -> None:
+    client = sdk_of(pair.bystander)
+    schema = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
+    wanted = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+    given = {"model": TINY, "input": "hi", "temperature": 0, "text": wanted}
+    whole = client.responses.create(**given)
+    assert json.loads(whole.output_text)["a"] in ("yes", "no")
+    with client.responses.stream(**given) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert final.output_text == whole.output_text
+    cut = client.responses.create(model=TINY, input="hi", max_output_tokens=8, temperature=0)
+    assert (cut.status, cut.usage.output_tokens) == ("incomplete", 8)
+
+
+def test_tokens_of_a_text_are_told_where_nothing_is_held(pair: Pair) -> None:
+    with pair.bystander.client() as client:
+        tokens = client.post("/tokenize", json={"model": TINY, "prompt": "hi", "add_special_tokens": False}).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        text = client.post("/detokenize", json={"model": TINY, "tokens": tokens["tokens"]}).json()
+        assert text["prompt"].strip() == "hi"
+        assert "p2pmesh_generations_total" in client.get("/metrics").text
