@@ -17,7 +17,7 @@ import trio
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_nodes import open_nodes
-from p2pmesh.app.chaos_faults import Fault, FaultKind, inflict, plan_faults
+from p2pmesh.app.chaos_faults import Case, Fault, FaultKind, choose_cases, inflict, plan_cases, plan_faults
 from p2pmesh.app.chaos_memory import MemoryWatch
 from p2pmesh.app.chaos_overlay import ChaosOverlay
 from p2pmesh.app.chaos_report import Struck, Tally, describe_chaos, describe_memory
@@ -184,33 +184,32 @@ class _Load:
 
     # --- each stage at each position ---------------------------------------------------
     async def _strike_everywhere(self) -> None:
-        """One fault a request; the first one falls into the prefill."""
-        for stage in range(self._options.stages):
-            for turn in range(self._options.positions):
-                position = turn * (self._options.tokens - 1) // max(1, self._options.positions)
-                for number in (turn % 2, 2 + turn % 2):  # greedy, sampled
-                    await self._strike_at(stage, position, number)
+        """One fault a request."""
+        options = self._options
+        cases = plan_cases(options.stages, options.positions, options.tokens)
+        for case in cases if options.cases is None else choose_cases(cases, options.cases, options.seed):
+            await self._strike_at(case)
 
-    async def _strike_at(self, stage: int, position: int, number: int) -> None:
+    async def _strike_at(self, case: Case) -> None:
         is_due, runs = trio.Event(), self._overlay.runs
-        fault = Fault(0.0, FaultKind(self._options.faults[0]), stage)
+        fault = Fault(0.0, FaultKind(self._options.faults[0]), case.stage)
 
         async def strike() -> None:
             await is_due.wait()
             await self._inflict(fault)
 
         def note(pieces: int) -> None:
-            if pieces > position:
+            if pieces > case.position:
                 is_due.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(strike)
-            if position == 0:
+            if case.position == 0:
                 nursery.start_soon(_set_soon, is_due)
-            answer = await ask(self._client, self._bodies[number], note)
+            answer = await ask(self._client, self._bodies[case.question], note)
             is_due.set()
-        self._tally.count(answer, self._expected[number])
-        told = f"stage {stage}, position {position}, question {number}"
+        self._tally.count(answer, self._expected[case.question])
+        told = f"stage {case.stage}, position {case.position}, question {case.question}"
         self._show(f"{told}: {answer.outcome} {answer.detail}, pause {answer.longest_pause_ms} ms")
         with trio.move_on_after(READY_S):
             while self._overlay.runs == runs:  # noqa: ASYNC110 - the events come from another task's pipe

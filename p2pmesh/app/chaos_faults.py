@@ -86,6 +86,31 @@ def plan_faults(seed: int, kinds: Sequence[FaultKind], every_s: float, stages: i
     return tuple(faults)
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One of the matrix: the stage that is struck, after how many pieces of the answer, to which question."""
+
+    stage: int
+    position: int
+    question: int
+
+
+def plan_cases(stages: int, positions: int, tokens: int) -> tuple[Case, ...]:
+    """Each stage at each position, the first one in the prefill; greedy and sampled, short and long prompts."""
+    return tuple(
+        Case(stage, turn * (tokens - 1) // positions, question)
+        for stage in range(stages)
+        for turn in range(positions)
+        for question in (turn % 2, 2 + turn % 2)
+    )
+
+
+def choose_cases(cases: Sequence[Case], count: int, seed: int) -> tuple[Case, ...]:
+    """``count`` of them, in their order; equal seeds, equal cases."""
+    chosen = set(random.Random(seed).sample(range(len(cases)), min(count, len(cases))))
+    return tuple(case for number, case in enumerate(cases) if number in chosen)
+
+
 def engines_of(pid: int) -> tuple[int, ...]:
     """The engine processes of a node: children of whichever of its threads started them."""
     return tuple(sorted({child for child in _children_of(pid) if _is_engine(child)}))

@@ -258,7 +258,10 @@ CHAOS_FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """What ``p2pmesh chaos`` was asked to do. ``is_matrix``: one fault a request, at each stage and position."""
+    """What ``p2pmesh chaos`` was asked to do. ``is_matrix``: one fault a request, at each stage and position.
+
+    Of those ``cases`` many are chosen, None means all.
+    """
 
     home: Path
     model: str | None = None
@@ -274,6 +277,7 @@ class ChaosOptions:
     positions: int = 20
     is_json: bool = False
     peer_memory_bytes: int = 4 * GIB
+    cases: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("--stages", self.stages, 1, 16)
@@ -283,6 +287,8 @@ class ChaosOptions:
         _check_range("--parallel", self.parallel, 1, 64)
         _check_range("--every", int(self.every_s), 1, 3600)
         _check_range("--positions", self.positions, 1, 1000)
+        if self.cases is not None:
+            _check_range("--cases", self.cases, 1, 100_000)
         if self.peer_memory_bytes < 0:
             raise _invalid("--peer-memory must not be negative")
         for name in self.faults:

@@ -182,6 +182,7 @@ def _add_chaos(commands: Commands) -> None:
     add("--seed", type=int, metavar="S", default=0, help="equal seeds, equal faults (default: %(default)s)")
     add("--matrix", action="store_true", help="one fault a request, at each stage and position, greedy and sampled")
     add("--peer-memory", metavar="SIZE", type=_size, default="4GiB", help="of each peer (default: %(default)s)")
+    add("--cases", type=int, metavar="N", help="of the matrix, chosen by the seed (default: all)")
     add("--positions", type=int, metavar="N", default=20, help="of the matrix (default: %(default)s)")
     add("--json", action="store_true", help="as JSON")
 
@@ -296,7 +297,7 @@ def chaos_options(args: argparse.Namespace) -> ChaosOptions:
     """The options of ``chaos``."""
     return ChaosOptions(
         choose_home(args.home), args.model, args.stages, args.spares, args.requests, args.tokens, args.parallel,
-        args.every, args.faults, args.seed, args.matrix, args.positions, args.json, args.peer_memory,
+        args.every, args.faults, args.seed, args.matrix, args.positions, args.json, args.peer_memory, args.cases,
     )  # fmt: skip
 
 

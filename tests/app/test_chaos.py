@@ -14,7 +14,16 @@ import pytest
 import trio
 
 from p2pmesh.app.chaos import check_fits, run_chaos
-from p2pmesh.app.chaos_faults import Fault, FaultKind, Victim, engines_of, inflict, plan_faults
+from p2pmesh.app.chaos_faults import (
+    Fault,
+    FaultKind,
+    Victim,
+    choose_cases,
+    engines_of,
+    inflict,
+    plan_cases,
+    plan_faults,
+)
 from p2pmesh.app.chaos_lies import Lie
 from p2pmesh.app.chaos_links import Links
 from p2pmesh.app.chaos_requests import MOST_REFUSALS, Answer, ask, question, undated
@@ -36,6 +45,25 @@ def test_equal_seeds_give_equal_faults_and_more_of_them_begin_alike() -> None:
     assert {fault.stage for fault in faults} == {0, 1, 2}
     gaps = [after.at_s - before.at_s for before, after in pairwise(faults)]
     assert all(8.0 <= gap <= 12.001 for gap in gaps)
+
+
+def test_the_matrix_is_every_stage_at_every_position_greedy_and_sampled() -> None:
+    cases = plan_cases(3, 20, 64)
+    assert len(cases) == len(set(cases)) == 3 * 20 * 2
+    assert {case.stage for case in cases} == {0, 1, 2}
+    assert len({case.position for case in cases}) == 20
+    assert (cases[0].position, cases[-1].position < 64) == (0, True)
+    for case in cases:
+        assert {other.question // 2 for other in cases if other.position == case.position} == {0, 1}
+
+
+def test_a_dozen_of_the_matrix_is_chosen_by_the_seed() -> None:
+    cases = plan_cases(3, 20, 64)
+    dozen = choose_cases(cases, 12, 5)
+    assert len(dozen) == 12
+    assert dozen == choose_cases(cases, 12, 5) != choose_cases(cases, 12, 6)
+    assert list(dozen) == [case for case in cases if case in dozen]
+    assert choose_cases(cases, 1000, 5) == cases
 
 
 def line(**fields: object) -> str:
@@ -122,7 +150,14 @@ async def test_a_node_is_killed_and_frozen_and_let_go(autojump_clock: trio.testi
 def test_its_options_are_checked() -> None:
     given = chaos_options(build_parser().parse_args(["chaos", "--faults", "freeze,slow", "--spares", "0", "--matrix"]))
     assert (given.faults, given.spares, given.is_matrix) == (("freeze", "slow"), 0, True)
-    for wrong in ({"faults": ("melt",)}, {"stages": 0}, {"tokens": 1}, {"every_s": 0.5}, {"peer_memory_bytes": -1}):
+    for wrong in (
+        {"faults": ("melt",)},
+        {"stages": 0},
+        {"tokens": 1},
+        {"every_s": 0.5},
+        {"peer_memory_bytes": -1},
+        {"cases": 0},
+    ):
         with pytest.raises(ConfigError):
             ChaosOptions(given.home, **wrong)  # type: ignore[arg-type]
 
