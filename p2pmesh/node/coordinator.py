@@ -161,17 +161,17 @@ class Coordinator:
             run = self.run = Run(self._parts, self._make_orders(), placement, self._report, held)
             run.estimate = partial(self._estimate, placement)
             run.probe_steps = probe_steps
-            run.serves = partial(self._note_serving, run)
+            run.serves = self._standbys.want
+            run.settled = partial(self._learn_overhead, placement)
             ending = await run.serve()
             self.run = None
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run_id.hex(), **ending.fields()})
         self._blame(placement, ending)
         return ending
 
-    def _note_serving(self, run: Run, placement: Placement) -> None:
-        self._standbys.want(placement)
-        if run.is_timed and self._parts.links.matrix().knows_ring([stage.peer_id for stage in placement.stages]):
-            self._policy = learn_overhead(self._policy, run.predicted)
+    def _learn_overhead(self, placement: Placement, timed: StepEstimate) -> None:
+        if self._parts.links.matrix().knows_ring([stage.peer_id for stage in placement.stages]):
+            self._policy = learn_overhead(self._policy, timed)
 
     def _blame(self, placement: Placement, ending: RunEnding) -> None:
         """Who only lost its neighbours is as good as before; those that are silent are out by that alone.

@@ -45,6 +45,8 @@ PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
 WATCH_AGAIN_S = 2.0
+SETTLE_S = 45.0
+"""From then on links between other peers have been announced twice."""
 _Answer = TypeVar("_Answer", ProbeResult, Done)
 
 
@@ -124,6 +126,8 @@ class Run:
         """Told once requests are routed to it."""
         self.estimate: Callable[[MeasuredRun | None], StepEstimate] = lambda measured: placement.estimate
         """What a token takes by what is known now, and by what was measured of this run."""
+        self.settled: Callable[[StepEstimate], None] = lambda predicted: None
+        """Told some time later what a token is predicted to take, if its steps were timed: by then links are known."""
         self.probe_steps = 0
         """How many tokens are timed before anybody is served."""
         self._held = held
@@ -156,9 +160,14 @@ class Run:
         return self.estimate(self._told.measured)
 
     @property
-    def is_timed(self) -> bool:
-        """Whether whole steps were timed before anybody was served."""
-        return bool(self._told.ring_us)
+    def planned(self) -> StepEstimate:
+        """What a plan that is made now would predict for these stages."""
+        return self.estimate(None)
+
+    async def _settle(self) -> None:
+        await trio.sleep(SETTLE_S)
+        if self._told.ring_us:
+            self.settled(self.predicted)
 
     @property
     def _had_served(self) -> bool:
@@ -246,6 +255,7 @@ class Run:
                     "run_id": self.run_id.hex(),
                     "stages": self.described_stages(),
                 }
+                self._nursery.start_soon(self._settle)
                 self._report("pipeline_ready", facts | describe_sum(self.predicted))
             case coordination.EndRun(code, text, index):
                 self._parts.drivers.fail_run(self.run_id, PeerUnavailable(code, f"{text}; try again"))

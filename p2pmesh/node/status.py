@@ -35,6 +35,10 @@ class CoordinatedRun(Protocol):
     def predicted(self) -> StepEstimate | None:
         """What a token is predicted to take; None where that is not known."""
 
+    @property
+    def planned(self) -> StepEstimate | None:
+        """What a plan that is made now would predict for the same stages, without what was measured of this run."""
+
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges."""
 
@@ -172,4 +176,5 @@ def _describe_placement(coordinator: ModelCoordinator) -> dict[str, Any]:
         described |= {"phase": run.phase.value, "run_id": run.run_id.hex(), "stages": run.described_stages()}
         predicted = run.predicted
         described |= {"predicted_tpot_us": None} if predicted is None else describe_estimate(predicted)
+        described["planned_tpot_us"] = None if run.planned is None else run.planned.tpot_us
     return described

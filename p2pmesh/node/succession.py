@@ -222,6 +222,11 @@ class AdoptedRun:
         """What its stages measured was told to the coordinator before."""
         return None
 
+    @property
+    def planned(self) -> StepEstimate | None:
+        """Its model is not known here."""
+        return None
+
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges, as plain values."""
         return [{"peer_id": s.peer_id, "layers": [s.layer_start, s.layer_end]} for s in self._held.load.stages]

@@ -9,6 +9,7 @@ from p2pmesh.core.planning.bytes import PREDICTED_POSITION
 
 PREDICTED = {
     "predicted_tpot_us": 100_000,
+    "planned_tpot_us": 95_000,
     "estimated_decode_network_ms_per_token": 80.0,
     "decode_tpot_target_met": False,
     "compute_us": 15_000,
@@ -25,7 +26,8 @@ def row(stages: int, delay_ms: int, *times_ms: float) -> TpotRow:
 
 def test_a_row_tells_the_error_of_the_prediction_and_the_efficiency_of_the_links() -> None:
     found = row(2, 40, 130.0, 110.0, 125.0)
-    assert (found.planned_ms, found.predicted_ms, found.measured_ms) == (90.0, 100.0, 125.0)
+    assert (found.planned_ms, found.replanned_ms, found.predicted_ms) == (90.0, 95.0, 100.0)
+    assert found.measured_ms == 125.0
     assert (found.lowest_ms, found.highest_ms) == (110.0, 130.0)
     assert found.error_percent == pytest.approx(-20.0)
     assert not found.is_within_bar
@@ -50,12 +52,14 @@ def test_a_later_token_reads_more_of_the_cache() -> None:
     assert (twice["predicted_tpot_us"], twice["compute_us"], twice["cache_us"]) == (101_000, 16_000, 2_000)
     assert at_position(PREDICTED, PREDICTED_POSITION) == PREDICTED
     assert at_position(PREDICTED, 0)["predicted_tpot_us"] == 99_000
+    assert at_position(PREDICTED, 0)["planned_tpot_us"] == 94_000
 
 
 def test_the_links_of_a_ring_are_those_of_neighbours() -> None:
     stages = [{"peer_id": name, "layers": [0, 1]} for name in "abc"]
     assert ring_of({"placements": [{"stages": stages}]}) == {frozenset("ab"), frozenset("bc"), frozenset("ca")}
     assert ring_of({"placements": [{"stages": stages[:2]}]}) == {frozenset("ab")}
+    assert ring_of({"placements": [{"stages": stages[:1]}]}) == set()
 
 
 @pytest.mark.parametrize(
