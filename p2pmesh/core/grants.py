@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_CLAIM_PEERS, MAX_CLAIMED_MODELS, MAX_LEASE_MS, MAX_TERM, MAX_TERM_STEP
+from p2pmesh.base.limits import (
+    MAX_CLAIM_PEERS,
+    MAX_CLAIMED_BY_A_PEER,
+    MAX_CLAIMED_MODELS,
+    MAX_LEASE_MS,
+    MAX_TERM,
+    MAX_TERM_STEP,
+)
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.claims import Claim, ClaimPolicy
 
@@ -184,10 +191,12 @@ class Grantor:
         restored: tuple[KeptGrant, ...] = (),
         now: Micros | None = None,
         max_models: int = MAX_CLAIMED_MODELS,
+        max_by_a_peer: int = MAX_CLAIMED_BY_A_PEER,
     ) -> None:
         self._own = own
         self._policy = policy or ClaimPolicy()
         self._max_models = max_models
+        self._max_by_a_peer = max_by_a_peer
         self._promises: dict[str, _Promise] = {}
         for kept in restored[:max_models]:
             claim = Claim(kept.model, kept.run_id, kept.term, (kept.coordinator,), kept.lease_us)
@@ -261,7 +270,8 @@ class Grantor:
             return (Deny(ErrorCode.NOT_IN_PLACEMENT, "the list does not begin with its sender, or lacks us", 0, 0),)
         promise = self._promises.get(claim.model)
         if promise is None:
-            if claim.term > MAX_TERM - MAX_TERM_STEP or not self._make_room(now):
+            is_greedy = self._count_of(asked.source, now) >= self._max_by_a_peer
+            if claim.term > MAX_TERM - MAX_TERM_STEP or is_greedy or not self._make_room(now):
                 return (Deny(ErrorCode.OVERLOADED, "this peer grants no further model; try another", 0, 0),)
             return self._grant(asked, None, now)
         return self._on_asked_again(promise, asked, now)
@@ -329,6 +339,13 @@ class Grantor:
         # the coordinator itself is the last: it may have lost its claim, or have given up taking the run over
         place = claim.peers.index(self._own) or len(claim.peers)
         promise.succession_at = Micros(promise.lease_until + (place - 1) * self._policy.succession_us)
+
+    def _count_of(self, source: PeerId, now: Micros) -> int:
+        """Models whose promises a coordinator holds: one alone must not take all places."""
+        return sum(
+            promise.claim.coordinator == source and (now < promise.lease_until or promise.ends_at is not None)
+            for promise in self._promises.values()
+        )
 
     def _make_room(self, now: Micros) -> bool:
         """The oldest promise that nobody can still hold is forgotten for a new model."""

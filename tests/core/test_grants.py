@@ -116,6 +116,18 @@ def test_nobody_uses_up_the_terms() -> None:
     assert ask(peer, replace(CLAIM, term=5 + MAX_TERM_STEP), 2000) == Grant(5 + MAX_TERM_STEP)
 
 
+def test_one_coordinator_gets_no_more_than_its_share() -> None:
+    peer = Grantor(B, POLICY, max_by_a_peer=2)
+    assert ask(peer, CLAIM) == Grant(5)
+    assert ask(peer, replace(CLAIM, model="n"), 500) == Grant(5)
+    assert code_of(ask(peer, replace(CLAIM, model="o"), 600)) is ErrorCode.OVERLOADED
+    assert ask(peer, replace(CLAIM, model="n"), 700) == Grant(5)
+    other = replace(CLAIM, model="o", peers=(C, B))
+    (answer,) = peer.handle(ClaimAsked(C, other), Micros(700))[-1:]
+    assert answer == Grant(5)
+    assert ask(peer, replace(CLAIM, model="p"), 1600) == Grant(5)  # the first lease is over
+
+
 def test_promises_are_bounded_and_only_those_that_nobody_holds_make_room() -> None:
     peer = Grantor(B, POLICY, max_models=2)
     ask(peer, CLAIM)

@@ -151,8 +151,12 @@ async def test_engines_that_are_loaded_in_case_keep_no_run_from_loading(autojump
             return await obtain(load, *rest)
 
         stages._obtain = fetch_for_ever  # type: ignore[method-assign]
-        for _ in range(MAX_LOADING):
+        for _ in range(MAX_LOADING - 1):
             nursery.start_soon(stages._stand_by, order, asker, trio.sleep)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Refused, match="3 engines for you"):
+            await stages._stand_by(order, asker, trio.sleep)
+        nursery.start_soon(stages._stand_by, order, PeerId("another"), trio.sleep)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(Refused, match="keeps 0 engines ready and loads 4"):
             await stages._stand_by(order, asker, trio.sleep)
