@@ -37,6 +37,7 @@ from p2pmesh.wire.generation import (
     GenerationStarted,
     Grammar,
     Prompt,
+    RoutedStage,
     SamplingParameters,
     ToolUse,
 )
@@ -190,9 +191,12 @@ class Driver:
         self._nursery.start_soon(self._run_sequence, sequence)
         try:
             call_format = "" if request.tools is None else self._engine.facts.call_format
+            load = self.load
+            stages = tuple(RoutedStage(entry.peer_id, entry.layer_start, entry.layer_end) for entry in load.stages)
             started = GenerationStarted(
-                prompt, self.load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning, call_format
-            )
+                prompt, load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning, call_format,
+                load.model_digest, stages,
+            )  # fmt: skip
             async with aclosing(self._events(sequence, started)) as events:
                 yield events
         finally:

@@ -28,6 +28,7 @@ from p2pmesh.wire.control import (
     ProbeRun,
     PublishRun,
     Refusal,
+    RoutedStageEntry,
     SamplingEntry,
     Started,
     ToolUseEntry,
@@ -41,6 +42,7 @@ from p2pmesh.wire.generation import (
     GenerationRequest,
     GenerationStarted,
     Prompt,
+    RoutedStage,
     SamplingParameters,
     TokenLogprob,
     ToolCall,
@@ -167,8 +169,8 @@ class _Driven:
 
 def _event_of(message: object) -> GenerationEvent:
     match message:
-        case Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format):
-            return GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format)
+        case Started():
+            return _started_of(message)
         case Delta(tokens, text, logprobs, embedding):
             return GenerationDelta(tokens, text, tuple(_logprob_of(entry) for entry in logprobs), embedding)
         case Finished(reason, text, completion_tokens):
@@ -181,6 +183,22 @@ def _event_of(message: object) -> GenerationEvent:
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)
 
 
+def _started_of(message: Started) -> GenerationStarted:
+    return GenerationStarted(
+        message.prompt_tokens, message.run_id, message.fingerprint, message.max_tokens, message.is_reasoning,
+        message.call_format, message.model_digest or "",
+        tuple(RoutedStage(entry.peer_id, entry.layer_start, entry.layer_end) for entry in message.stages),
+    )  # fmt: skip
+
+
+def _started_message(event: GenerationStarted) -> Started:
+    stages = tuple(RoutedStageEntry(stage.peer_id, stage.start, stage.end) for stage in event.stages)
+    return Started(
+        event.prompt_tokens, event.run_id, event.fingerprint, event.max_tokens, event.is_reasoning, event.call_format,
+        event.model_digest or None, stages,
+    )  # fmt: skip
+
+
 def _reason_of(text: str) -> FinishReason:
     try:
         return FinishReason(text)
@@ -190,8 +208,8 @@ def _reason_of(text: str) -> FinishReason:
 
 def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
     match event:
-        case GenerationStarted(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format):
-            return Started(prompt_tokens, run_id, fingerprint, max_tokens, is_reasoning, call_format)
+        case GenerationStarted():
+            return _started_message(event)
         case GenerationDelta(tokens, text, logprobs, embedding):
             return Delta(tokens, text, tuple(_logprob_entry(one) for one in logprobs), embedding)
         case GenerationFinished(reason, text, completion_tokens):

@@ -533,6 +533,19 @@ class Tokenized:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedStageEntry:
+    """A stage on a request's way."""
+
+    peer_id: str = declared(PEER_ID_SHAPE)
+    layer_start: int = declared(Integer(0, MAX_LAYERS))
+    layer_end: int = declared(Integer(1, MAX_LAYERS))
+
+    def __post_init__(self) -> None:
+        if self.layer_start >= self.layer_end:
+            raise malformed("stage", f"layers [{self.layer_start}, {self.layer_end}) are none")
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The head of the journal."""
 
@@ -542,6 +555,8 @@ class Started:
     max_tokens: int = declared(Integer(0, 2**31 - 1))
     is_reasoning: bool = declared(Boolean(), False)
     call_format: str = declared(Text(32, is_line), "")
+    model_digest: str | None = declared(Optional(_DIGEST), None)
+    stages: tuple[RoutedStageEntry, ...] = declared(ListOf(Row(RoutedStageEntry), MAX_STAGES), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,12 +208,22 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedStage:
+    """A peer on the way of a request, and the layers ``[start, end)`` that it computes."""
+
+    peer_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationStarted:
     """The driver has tokenised and admitted the request: the journal's head (prompt ids) and the route.
 
     Runs of equal ``fingerprint`` give equal bits. ``max_tokens`` is what the answer may hold at most, here.
     ``is_reasoning``: the template has opened a block of reasoning already, the answer begins inside it.
     ``call_format`` names how the model writes calls of tools (``core.tool_calls``); empty where none were offered.
+    ``stages`` are the peers of the run in order, the driver first; ``model_digest`` is the file's.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -222,6 +232,8 @@ class GenerationStarted:
     max_tokens: int
     is_reasoning: bool = False
     call_format: str = ""
+    model_digest: str = ""
+    stages: tuple[RoutedStage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def records_of(cls: type) -> st.SearchStrategy[Any]:
         return st.builds(
             lambda values, peers: control.ClaimRun(**{**values, "peers": tuple(peers)}), plain_fields(cls), peers
         )
-    if cls in (control.StageEntry, control.PrepareArtifact):
+    if cls in (control.StageEntry, control.RoutedStageEntry, control.PrepareArtifact):
         return st.builds(partial(_with_layers, cls), plain_fields(cls), st.integers(0, 900), st.integers(1, 100))
     return plain_fields(cls).map(lambda values: cls(**values))
 

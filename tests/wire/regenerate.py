@@ -476,6 +476,15 @@ def control_messages() -> list[tuple[str, Any]]:
         ("tokenized", control.Tokenized((1, 4093), "")),
         ("tokenized text", control.Tokenized((), "Grüße")),
         ("started", control.Started((1, 4093, 198), RUN_ID, "b9200-avx2-t2-f16", 4093)),
+        (
+            "started with its route",
+            control.Started(
+                (1,), RUN_ID, "b9200-avx2-t2-f16", 9, model_digest=DIGEST,
+                stages=(
+                    control.RoutedStageEntry(FOUNDER.peer_id, 0, 10), control.RoutedStageEntry(JOINER.peer_id, 10, 22),
+                ),
+            ),
+        ),
         ("started within reasoning", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 9, True)),
         ("delta with log probabilities", control.Delta((7,), "", (control.LogprobEntry(7, b"\xf0\x9f", -0.5, (
             control.CandidateEntry(7, b"\xf0\x9f", -0.5), control.CandidateEntry(9, b"", -9999.0))),))),
@@ -773,6 +782,13 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("publish_run", {
         "publish_run without a fingerprint": {"fingerprint": ...},
         "publish_run with a fingerprint of 129 bytes": {"fingerprint": "f" * 129},
+    }),
+    ("started with its route", {
+        "started with a stage of no layers": {"stages": [[FOUNDER.peer_id, 3, 3]]},
+        "started with a stage of nobody": {"stages": [["", 0, 3]]},
+        "started with a stage that lacks its end": {"stages": [[FOUNDER.peer_id, 0]]},
+        "started with 65 stages": {"stages": [[FOUNDER.peer_id, one, one + 1] for one in range(65)]},
+        "started with half a digest": {"model_digest": "ab" * 16},
     }),
     ("started", {
         "started with a run id of no bytes": {"run_id": b""},

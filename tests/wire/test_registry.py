@@ -71,6 +71,7 @@ RECORDS = {
     "bias_entry": control.BiasEntry,
     "logprob_entry": control.LogprobEntry,
     "candidate_entry": control.CandidateEntry,
+    "routed_stage_entry": control.RoutedStageEntry,
 }
 # Limits that concern no byte between peers; everything else in base.limits is in the registry.
 LOCAL = re.compile(r"MAX_HTTP_|MAX_GGUF_|DEFAULT_|MAX_ENGINE_|ENGINE_|PROTOCOL_GENERATION$")

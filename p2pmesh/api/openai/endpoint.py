@@ -242,7 +242,14 @@ class _AnswerFacts:
         return self._started
 
     def _route_headers(self) -> list[tuple[bytes, bytes]]:
-        return [(b"x-p2pmesh-run-id", self._require_started().run_id.hex().encode())]
+        """Where the choice that was admitted first began; after a loss others may have gone on."""
+        started = self._require_started()
+        stages = ", ".join(f"{stage.peer_id} {stage.start}-{stage.end}" for stage in started.stages)
+        return [
+            (b"x-p2pmesh-run-id", started.run_id.hex().encode()),
+            (b"x-p2pmesh-model-digest", started.model_digest.encode()),
+            (b"x-p2pmesh-stages", stages.encode()),
+        ]
 
     def _recovery_facts(self) -> list[tuple[bytes, bytes]]:
         """What a client may know of losses: none of it without one."""
