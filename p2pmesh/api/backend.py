@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
 
 
@@ -39,7 +40,9 @@ class Backend(Protocol):
     def not_ready_reason(self, model: str) -> str:
         """While nothing is ready: why a request for ``model`` must wait, as a sentence's part."""
 
-    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+    def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """The events of one generation: started, deltas, finished.
 
         Leaving the scope cancels the generation on every stage and closes the iterator, which is left as soon as the

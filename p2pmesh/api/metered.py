@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from p2pmesh.api.backend import Backend
 from p2pmesh.api.metrics import OTHER, GenerationMeter, Metrics
+from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.wire.generation import (
     GenerationDelta,
     GenerationEvent,
@@ -55,15 +56,17 @@ class MeteredBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+    def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """See ``Backend``."""
-        return self._metered(request)
+        return self._metered(request, asker)
 
     @asynccontextmanager
-    async def _metered(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+    async def _metered(self, request: GenerationRequest, asker: Asker) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         meter = self._metrics.meter(request.model)
         try:
-            async with self._backend.generate(request) as events, aclosing(_noted(events, meter)) as noted:
+            async with self._backend.generate(request, asker) as events, aclosing(_noted(events, meter)) as noted:
                 yield noted
         finally:
             meter.close()

@@ -10,6 +10,7 @@ from p2pmesh.api.backend import ModelListing
 from p2pmesh.app.invites import describe_new
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.invite_ledger import check_known
 from p2pmesh.node.node import Node
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
@@ -50,11 +51,13 @@ class NodeBackend:
         reason = None if self._node is None else self._node.router.expected_reason(model)
         return f"{model} is not ready: {reason}" if reason else "no model is ready yet; try again in a moment"
 
-    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
+    def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AbstractAsyncContextManager[AsyncIterator[GenerationEvent]]:
         """Events of a request."""
         if self._node is None:
             raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")
-        return self._node.generate(request)
+        return self._node.generate(request, asker)
 
     async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
         """By whoever drives the model."""

@@ -9,6 +9,7 @@ import trio
 
 from p2pmesh.api.backend import ModelListing
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.wire.generation import (
     FinishReason,
     GenerationDelta,
@@ -17,10 +18,13 @@ from p2pmesh.wire.generation import (
     GenerationRequest,
     GenerationStarted,
     Prompt,
+    RoutedStage,
 )
 
 RUN_ID = bytes(range(16))
 FINGERPRINT = "fp_fake"
+DIGEST = "ab" * 32
+STAGES = (RoutedStage("peer-a", 0, 10), RoutedStage("peer-b", 10, 22))
 MODEL = "org/fake-1b"
 
 Step = GenerationEvent | Exception | Callable[[], Awaitable[None]]
@@ -28,7 +32,7 @@ Step = GenerationEvent | Exception | Callable[[], Awaitable[None]]
 
 
 def started(prompt_tokens: int = 3) -> GenerationStarted:
-    return GenerationStarted(tuple(range(prompt_tokens)), RUN_ID, FINGERPRINT, 4096)
+    return GenerationStarted(tuple(range(prompt_tokens)), RUN_ID, FINGERPRINT, 4096, model_digest=DIGEST, stages=STAGES)
 
 
 def say(*pieces: str, reason: FinishReason = FinishReason.STOP, held_back: str = "") -> tuple[Step, ...]:
@@ -48,6 +52,7 @@ class FakeBackend:
     listings: tuple[ModelListing, ...] = (ModelListing(MODEL, 1_700_000_000),)
     awaited: tuple[str, ...] = ()
     requests: list[GenerationRequest] = field(default_factory=list)
+    askers: list[Asker] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
     _last_id: int = 0
@@ -65,8 +70,11 @@ class FakeBackend:
         return f"{model[:64]} is not ready: no model is"
 
     @asynccontextmanager
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+    async def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         self.requests.append(request)
+        self.askers.append(asker)
         if self.entry_error is not None:
             raise self.entry_error
         if request.model not in {listing.id for listing in self.listings}:

@@ -27,6 +27,7 @@ from p2pmesh.api.exchange import (
     send_error,
     send_json,
 )
+from p2pmesh.api.openai.asking import asker_of
 from p2pmesh.api.openai.fields import decode_object
 from p2pmesh.api.openai.logprobs import mean_logprob
 from p2pmesh.api.openai.parameters import Call
@@ -109,7 +110,7 @@ class GenerationEndpoint:
         call = self._shape.parse(body, request_id_of(scope), self._backend.random_seed)
         if not self._backend.is_ready() and not self._backend.is_awaited(call.request.model):
             raise Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(call.request.model))
-        return call
+        return replace(call, asker=asker_of(body, scope))
 
     async def _generate(self, call: Call, answer: Answer) -> None:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""
@@ -138,7 +139,7 @@ class GenerationEndpoint:
 
     async def _generate_one(self, call: Call, index: int, answer: Answer) -> None:
         """The lane is free before the client is told of the end, which it may be slow to take."""
-        async with self._backend.generate(call.requests[index]) as events:
+        async with self._backend.generate(call.requests[index], call.asker) as events:
             finished = await _relay(events, answer, index)
         await answer.close(index, finished)
 

@@ -14,6 +14,7 @@ from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, check_text, describe_type, wrong_type
 from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.base.limits import MAX_LOGIT_BIAS, MAX_NAME_BYTES, MAX_SEQUENCE, MAX_STOP_BYTES, MAX_STOP_SEQUENCES
+from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.wire.generation import MAX_SEED, GenerationRequest, Prompt, SamplingParameters
 
 MAX_TOKENS = 2**31 - 1
@@ -136,6 +137,7 @@ class Call:
     """Text to put in front of each request's answer; none if empty."""
     given: Mapping[str, Any] | None = None
     """Fields of the request that the answer repeats."""
+    asker: Asker = NOBODY
 
     @property
     def request(self) -> GenerationRequest:

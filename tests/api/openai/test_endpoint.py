@@ -54,6 +54,8 @@ async def test_a_whole_answer() -> None:
     client = await ask(backend)
     assert client.status == 200
     assert client.headers["x-p2pmesh-run-id"] == RUN_ID.hex()
+    assert client.headers["x-p2pmesh-model-digest"] == "ab" * 32
+    assert client.headers["x-p2pmesh-stages"] == "peer-a 0-10, peer-b 10-22"
     assert client.headers["x-request-id"] == backend.requests[0].request_id.hex()
     assert client.json() == {
         "id": "chatcmpl-" + backend.requests[0].request_id.hex(),
