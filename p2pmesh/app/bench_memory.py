@@ -31,6 +31,8 @@ from p2pmesh.wire.stage import WireDtype
 CONTEXTS = (2048, 8192)
 PARTS = 3
 BAR = 0.05
+PATIENCE_S = 60.0
+"""Memory can be measured on a busy machine as well, where an engine that loads may be silent for long."""
 _CHILD = "p2pmesh.adapters.llama.child"
 
 
@@ -84,7 +86,7 @@ def _line_of(row: MemoryRow) -> str:
 async def _measure(home: Path, names: tuple[str, ...], show: Callable[[MemoryRow], None]) -> list[MemoryRow]:
     rows = []
     with tempfile.TemporaryDirectory(prefix="p2pmesh-bench-") as scratch:
-        launcher = LlamaEngineLauncher(LauncherOptions(scratch))
+        launcher = LlamaEngineLauncher(LauncherOptions(scratch, loading_silence_seconds=PATIENCE_S))
         store = open_access(home).store
         for name in names:
             model = await store.resolve(name)
