@@ -84,7 +84,7 @@ _REQUESTS: Mapping[str, tuple[str, Iterable[str], Mapping[str, Harmless], tuple[
     "/v1/responses": ("A response", RESPONSES_IMPLEMENTED, RESPONSES_HARMLESS, ("model", "input")),
     "/v1/messages": ("An answer for Anthropic's clients", MESSAGES_IMPLEMENTED, MESSAGES_HARMLESS,
                      ("model", "messages", "max_tokens")),
-    "/v1/messages/count_tokens": ("Tokens of a conversation", ("model", "messages", "system", "thinking", "tools"),
+    "/v1/messages/count_tokens": ("Tokens of a conversation", ("model", "messages", "system", "thinking"),
                                   _NOTHING, ("model", "messages")),
     "/v1/embeddings": ("Vectors of texts", EMBEDDINGS_IMPLEMENTED, EMBEDDINGS_HARMLESS, ("model", "input")),
     "/tokenize": ("Tokens of a text", TOKENIZE, _NOTHING, ()),

@@ -1,9 +1,10 @@
 """``/v1/messages`` as Anthropic's clients ask for it: requests parsed, answers shaped, tokens counted.
 
-A translation of what ``api.openai`` does for chats; tools are not offered here. A stop sequence and the model's own end
-look alike to a driver, so ``stop_reason`` is ``end_turn`` for both.
+A translation of what is done for chats. A stop sequence and the model's own end look alike to a driver, so
+``stop_reason`` is ``end_turn`` for both.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -26,9 +27,25 @@ from p2pmesh.api.openai.parameters import (
 )
 from p2pmesh.api.openai.reading import ChatReader
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
+from p2pmesh.api.openai.tool_shapes import read_anthropic_tools
+from p2pmesh.api.openai.tools import reader_of, show_calls
 from p2pmesh.base.errors import P2PMeshError
-from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_STOP_BYTES, MAX_STOP_SEQUENCES, MAX_TEXT_BYTES
-from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationRequest, GenerationStarted, Prompt
+from p2pmesh.base.limits import (
+    MAX_CHAT_MESSAGES,
+    MAX_STOP_BYTES,
+    MAX_STOP_SEQUENCES,
+    MAX_TEXT_BYTES,
+    MAX_TOOL_NAME_BYTES,
+)
+from p2pmesh.core.tool_calls.reading import CallPart
+from p2pmesh.wire.generation import (
+    ChatMessage,
+    FinishReason,
+    GenerationRequest,
+    GenerationStarted,
+    Prompt,
+    ToolCall,
+)
 
 MESSAGES_IMPLEMENTED = frozenset(
     {
@@ -40,24 +57,22 @@ MESSAGES_IMPLEMENTED = frozenset(
         "system",
         "temperature",
         "thinking",
+        "tool_choice",
+        "tools",
         "top_k",
         "top_p",
     }
 )
 
 
-def _no_tools(value: object) -> bool:
-    return not value
-
-
 MESSAGES_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         "metadata": Harmless((dict,), lambda _: True, "an object"),
         "service_tier": Harmless((str,), lambda value: value in ("auto", "standard_only"), "'auto', 'standard_only'"),
-        "tools": Harmless((list,), _no_tools, "an empty array"),
     }
 )
 _COUNTED = frozenset({"messages", "model", "system", "thinking"})
+"""Tools are counted nowhere: a count without them would be too low, so it is refused with them."""
 _ROLES = ("user", "assistant")
 _MAX_BLOCKS = 1024
 _BLOCK_FIELDS = frozenset({"type", "text", "cache_control", "citations"})
@@ -87,6 +102,7 @@ def parse_messages(body: dict[str, Any], request_id: bytes, random_seed: Callabl
         sampling=read_sampling(fields, random_seed),
         stop=_read_stop(fields),
         max_tokens=max_tokens,
+        tools=read_anthropic_tools(fields),
     )
     return Call((request,), fields.boolean("stream"), wants_usage_chunk=False)
 
@@ -100,8 +116,44 @@ def _read_prompt(fields: Fields) -> Prompt:
         role = message.required_text("role", 64)
         if role not in _ROLES:
             raise invalid_parameter(message.param("role"), f"{message.param('role')} must be user or assistant")
-        messages.append(ChatMessage(role, _read_content(message, "content")))
+        messages += _read_message(message, role)
     return Prompt(messages=tuple(messages), reasoning_effort=_read_thinking(fields))
+
+
+def _read_message(message: Fields, role: str) -> list[ChatMessage]:
+    """One message, or several: what tools gave stands in front of what the user says."""
+    content = message.values.get("content")
+    if not isinstance(content, list):
+        return [ChatMessage(role, _read_content(message, "content"))]
+    param = message.param("content")
+    blocks = [
+        as_fields(block, f"{param}[{index}]") for index, block in enumerate(message.array("content", _MAX_BLOCKS))
+    ]
+    calls = tuple(_read_call(block) for block in blocks if block.values.get("type") == "tool_use")
+    results = [_read_result(block) for block in blocks if block.values.get("type") == "tool_result"]
+    if (calls and role != "assistant") or (results and role != "user"):
+        raise invalid_parameter(param, f"{param}: an assistant calls tools, and a user brings their results")
+    rest = [block for block in blocks if block.values.get("type") not in (*_THINKING, "tool_use", "tool_result")]
+    text = check_text("\n".join(map(_read_block, rest)), param, MAX_TEXT_BYTES, may_be_empty=True)
+    said = [ChatMessage(role, text, calls)] if rest or calls or not results else []
+    return [*results, *said]
+
+
+def _read_call(block: Fields) -> ToolCall:
+    check_names(block, frozenset({"type", "id", "name", "input", "cache_control", "caller"}), {})
+    arguments = block.object("input")
+    name = block.required_text("name", MAX_TOOL_NAME_BYTES)
+    text = json.dumps({} if arguments is None else dict(arguments.values), ensure_ascii=False)
+    check_text(text, block.param("input"), MAX_TEXT_BYTES)
+    return ToolCall(block.required_text("id", MAX_TOOL_NAME_BYTES), name, text)
+
+
+def _read_result(block: Fields) -> ChatMessage:
+    check_names(block, frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"}), {})
+    content = "" if block.values.get("content") in (None, []) else _read_content(block, "content")
+    if block.boolean("is_error"):
+        content = f"error: {content}"
+    return ChatMessage("tool", content, answers=block.required_text("tool_use_id", MAX_TOOL_NAME_BYTES))
 
 
 def _read_content(holder: Fields, name: str) -> str:
@@ -165,7 +217,12 @@ class MessagesShape:
 
     def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
         """A reader that tells reasoning apart."""
-        return ChatReader(wants_token_ids=False, has_logprobs=False, is_reasoning=started.is_reasoning)
+        return ChatReader(
+            wants_token_ids=False,
+            has_logprobs=False,
+            is_reasoning=started.is_reasoning,
+            calls=reader_of(call.request, started),
+        )
 
     def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""
@@ -173,10 +230,14 @@ class MessagesShape:
         content: list[dict[str, Any]] = []
         if piece.reasoning:
             content.append({"type": "thinking", "thinking": piece.reasoning, "signature": ""})
-        if piece.text or not content:
+        if piece.text or not (content or piece.calls):
             content.append({"type": "text", "text": piece.text})
+        for call in show_calls(piece.calls, head.id.removeprefix(self.id_prefix)[:24]):
+            function = call["function"]
+            shown = {"id": call["id"], "name": function["name"], "input": _as_object(function["arguments"])}
+            content.append({"type": "tool_use", **shown})
         message = _message(head, content, usage.completion_tokens)
-        return message | {"stop_reason": _REASONS[choices[0].reason]}
+        return message | {"stop_reason": _reason(choices[0].reason, has_calls=bool(piece.calls))}
 
     def stream(self, call: Call) -> "MessagesStream":
         """The answer as events."""
@@ -185,6 +246,19 @@ class MessagesShape:
     def error(self, error: P2PMeshError) -> dict[str, Any]:
         """Anthropic's error object."""
         return anthropic_error(error)
+
+
+def _as_object(arguments: str) -> dict[str, Any]:
+    """Arguments as a value; what is no object, of a call that was cut short, is none."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _reason(reason: FinishReason, *, has_calls: bool) -> str:
+    return "tool_use" if has_calls and reason is FinishReason.STOP else _REASONS[reason]
 
 
 def _message(head: AnswerHead, content: list[dict[str, Any]], output_tokens: int) -> dict[str, Any]:
@@ -212,10 +286,13 @@ class MessagesStream:
         self._block: str | None = None
         """The kind of the block that is open."""
         self._blocks = 0
+        self._answer_id = ""
+        self._has_calls = False
         self._reason = FinishReason.STOP
 
     def begin(self, head: AnswerHead) -> Events:
         """The message as it begins."""
+        self._answer_id = head.id.removeprefix(MessagesShape.id_prefix)[:24]
         return (_event("message_start", {"message": _message(head, [], 0)}),)
 
     def open(self, index: int, prompt_token_ids: tuple[int, ...] | None) -> Events:
@@ -230,6 +307,8 @@ class MessagesStream:
             events += self._say("thinking", {"thinking": "", "signature": ""}, delta)
         if piece.text:
             events += self._say("text", {"text": ""}, {"type": "text_delta", "text": piece.text})
+        for part in piece.calls:
+            events += self._call(part)
         return events
 
     def close(self, index: int, reason: FinishReason) -> Events:
@@ -240,7 +319,7 @@ class MessagesStream:
 
     def finish(self, usage: Usage) -> Events:
         """Why it ended and what it took, then the end."""
-        delta = {"stop_reason": _REASONS[self._reason], "stop_sequence": None}
+        delta = {"stop_reason": _reason(self._reason, has_calls=self._has_calls), "stop_sequence": None}
         return (
             _event("message_delta", {"delta": delta, "usage": {"output_tokens": usage.completion_tokens}}),
             _event("message_stop", {}),
@@ -249,6 +328,18 @@ class MessagesStream:
     def fail(self, error: P2PMeshError) -> Events:
         """The error as an event."""
         return (ServerEvent(anthropic_error(error), "error"),)
+
+    def _call(self, part: CallPart) -> list[ServerEvent]:
+        """Part of a call: its name opens a block."""
+        events: list[ServerEvent] = []
+        if part.name:
+            self._has_calls = True
+            opened = {"id": f"call_{self._answer_id}_{part.index}", "name": part.name, "input": {}}
+            events += [*self._close(), *self._open("tool_use", opened)]
+        if part.arguments:
+            delta = {"type": "input_json_delta", "partial_json": part.arguments}
+            events.append(_event("content_block_delta", {"index": self._blocks - 1, "delta": delta}))
+        return events
 
     def _say(self, kind: str, empty: dict[str, Any], delta: dict[str, Any]) -> list[ServerEvent]:
         events: list[ServerEvent] = []
@@ -284,7 +375,7 @@ class CountTokens:
         """How many tokens a conversation has in the model's template."""
         try:
             fields = Fields(decode_object(await read_body(request.scope, request.receive)))
-            check_names(fields, _COUNTED, {"tools": MESSAGES_HARMLESS["tools"]})
+            check_names(fields, _COUNTED, {})
             model = read_model(fields)
             tokens = await self._backend.tokenize(model, _read_prompt(fields), add_special=True)
         except P2PMeshError as error:

@@ -1,9 +1,10 @@
 """``/v1/responses``: its requests parsed, its answers shaped, whole and as the sequence of events that clients follow.
 
-Stateless: nothing is stored, and what refers to something stored is refused. Tools are not offered here.
+Stateless: nothing is stored, and what refers to something stored is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,6 @@ from p2pmesh.api.openai.chat import read_effort
 from p2pmesh.api.openai.fields import Fields, as_fields, check_text, wrong_type
 from p2pmesh.api.openai.logprobs import chat_logprobs
 from p2pmesh.api.openai.parameters import (
-    CHAT_HARMLESS,
     HARMLESS,
     Call,
     Harmless,
@@ -24,8 +24,11 @@ from p2pmesh.api.openai.parameters import (
 from p2pmesh.api.openai.reading import ChatReader
 from p2pmesh.api.openai.response_format import read_text_format
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
+from p2pmesh.api.openai.tool_shapes import read_flat_tools
+from p2pmesh.api.openai.tools import reader_of
 from p2pmesh.base.errors import P2PMeshError
-from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOP_LOGPROBS
+from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOOL_NAME_BYTES, MAX_TOP_LOGPROBS
+from p2pmesh.core.tool_calls.reading import CallPart
 from p2pmesh.wire.generation import (
     ChatMessage,
     FinishReason,
@@ -33,6 +36,7 @@ from p2pmesh.wire.generation import (
     GenerationStarted,
     Prompt,
     TokenLogprob,
+    ToolCall,
 )
 
 RESPONSES_IMPLEMENTED = frozenset(
@@ -47,6 +51,9 @@ RESPONSES_IMPLEMENTED = frozenset(
         "stream_options",
         "temperature",
         "text",
+        "tool_choice",
+        "tools",
+        "parallel_tool_calls",
         "top_logprobs",
         "top_p",
     }
@@ -61,9 +68,6 @@ RESPONSES_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         **HARMLESS,
         "background": Harmless((bool,), _only(False), "false"),
-        "parallel_tool_calls": Harmless((bool,), lambda _: True, "a boolean"),
-        "tools": CHAT_HARMLESS["functions"],
-        "tool_choice": Harmless((str,), _only("none", "auto"), "'none' or 'auto'"),
         "truncation": Harmless((str,), _only("disabled"), "'disabled'"),
     }
 )
@@ -77,6 +81,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _OF_ITEMS = frozenset({"id", "status", "phase", "type"})
 _MAX_PARTS = 1024
+_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 
 
 def parse_responses(body: dict[str, Any], request_id: bytes, random_seed: Callable[[], int]) -> Call:
@@ -98,6 +103,7 @@ def parse_responses(body: dict[str, Any], request_id: bytes, random_seed: Callab
         max_tokens=read_max_tokens(fields, "max_output_tokens"),
         top_logprobs=top_logprobs,
         grammar=read_text_format(text),
+        tools=read_flat_tools(fields),
     )
     return Call(
         (request,),
@@ -137,32 +143,57 @@ def _read_conversation(fields: Fields) -> tuple[ChatMessage, ...]:
     if isinstance(fields.values["input"], str):
         return (*messages, ChatMessage("user", check_text(fields.values["input"], "input", MAX_TEXT_BYTES)))
     for index, item in enumerate(fields.array("input", MAX_CHAT_MESSAGES)):
-        messages += _read_item(as_fields(item, f"input[{index}]"))
+        _add(messages, _read_item(as_fields(item, f"input[{index}]")))
     return tuple(messages)
 
 
-def _read_item(item: Fields) -> tuple[ChatMessage, ...]:
+def _add(messages: list[ChatMessage], message: ChatMessage | None) -> None:
+    """Calls stand in the message of the assistant that made them, which templates expect."""
+    if message is None:
+        return
+    if message.calls and messages and messages[-1].role == "assistant":
+        messages[-1] = replace(messages[-1], calls=messages[-1].calls + message.calls)
+    else:
+        messages.append(message)
+
+
+def _read_item(item: Fields) -> ChatMessage | None:
     kind = item.values.get("type") or "message"
     if kind == "reasoning":  # of an earlier answer: kept out of the prompt
-        return ()
+        return None
+    if kind == "function_call":
+        return ChatMessage("assistant", "", (_read_call(item),))
+    if kind == "function_call_output":
+        check_names(item, _OF_ITEMS | {"call_id", "output"}, {})
+        return ChatMessage("tool", _read_content(item, "output"), answers=_read_call_id(item))
     if kind != "message":
         param = item.param("type")
-        raise unsupported_parameter(param, f"{param} is supported only as 'message' and 'reasoning'")
+        raise unsupported_parameter(param, f"{param} is supported only as {', '.join(_ITEMS)}")
     check_names(item, _OF_ITEMS | {"role", "content"}, {})
     role = item.required_text("role", 64)
     if role not in _ROLES:
         raise invalid_parameter(item.param("role"), f"{item.param('role')} must be one of {', '.join(_ROLES)}")
-    return (ChatMessage(_ROLES[role], _read_content(item)),)
+    return ChatMessage(_ROLES[role], _read_content(item, "content"))
 
 
-def _read_content(item: Fields) -> str:
-    param = item.param("content")
-    content = item.values.get("content")
+def _read_call(item: Fields) -> ToolCall:
+    check_names(item, _OF_ITEMS | {"call_id", "name", "arguments"}, {})
+    arguments = check_text(item.values.get("arguments"), item.param("arguments"), MAX_TEXT_BYTES, may_be_empty=True)
+    return ToolCall(_read_call_id(item), item.required_text("name", MAX_TOOL_NAME_BYTES), arguments)
+
+
+def _read_call_id(item: Fields) -> str:
+    return item.required_text("call_id", MAX_TOOL_NAME_BYTES)
+
+
+def _read_content(item: Fields, name: str) -> str:
+    param = item.param(name)
+    content = item.values.get(name)
     if isinstance(content, str):
         return check_text(content, param, MAX_TEXT_BYTES, may_be_empty=True)
     if not isinstance(content, list):
         raise wrong_type(content, param, "a string or an array of parts")
-    parts = [as_fields(part, f"{param}[{index}]") for index, part in enumerate(item.array("content", _MAX_PARTS))]
+    parts = [as_fields(part, f"{param}[{index}]") for index, part in enumerate(item.array(name, _MAX_PARTS))]
     return check_text("\n".join(map(_read_part, parts)), param, MAX_TEXT_BYTES, may_be_empty=True)
 
 
@@ -191,7 +222,7 @@ def _given(fields: Fields, request: GenerationRequest) -> dict[str, Any]:
         "temperature": request.sampling.temperature,
         "text": values.get("text") or {"format": {"type": "text"}},
         "tool_choice": values.get("tool_choice") or "auto",
-        "tools": [],
+        "tools": values.get("tools") or [],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.sampling.top_p,
         "truncation": "disabled",
@@ -211,7 +242,12 @@ class ResponsesShape:
 
     def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
         """A reader that tells reasoning apart."""
-        return ChatReader(wants_token_ids=False, has_logprobs=call.shows_logprobs, is_reasoning=started.is_reasoning)
+        return ChatReader(
+            wants_token_ids=False,
+            has_logprobs=call.shows_logprobs,
+            is_reasoning=started.is_reasoning,
+            calls=reader_of(call.request, started),
+        )
 
     def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece: what its last event holds."""
@@ -258,6 +294,31 @@ class _Item:
         return {"id": self.id, "type": "message", "role": "assistant", "content": content, "status": status}
 
 
+class _CallItem(_Item):
+    """An output item that calls a function."""
+
+    def __init__(self, answer_id: str, index: int, name: str) -> None:
+        super().__init__(answer_id, index, is_reasoning=False)
+        self._name = name
+        self._call_id = f"call_{answer_id[:24]}_{index}"
+        self.id = f"fc_{answer_id}{index}"
+
+    def fields(self, status: str) -> dict[str, Any]:
+        """The item as it is now; ``text`` is what there is of its arguments."""
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": self.text,
+            "status": status,
+        }
+
+    def done(self) -> dict[str, Any]:
+        """What tells that the arguments are whole."""
+        return {"item_id": self.id, "output_index": self.index, "name": self._name, "arguments": self.text}
+
+
 class ResponsesStream:
     """The events of a response, numbered, from ``response.created`` to the one that ends it."""
 
@@ -288,11 +349,15 @@ class ResponsesStream:
             events += self._say(piece.reasoning, (), is_reasoning=True)
         if piece.text:
             events += self._say(piece.text, piece.logprobs, is_reasoning=False)
+        for part in piece.calls:
+            events += self._call(part)
         return events
 
     def close(self, index: int, reason: FinishReason) -> Events:
         """The open item is complete; an answer without text has an empty message."""
         self._reason = reason
+        if self._item is None and self._done:
+            return ()
         events = [] if self._item is not None else self._open_item(is_reasoning=False)
         return [*events, *self._close_item("incomplete" if reason is FinishReason.LENGTH else "completed")]
 
@@ -315,7 +380,8 @@ class ResponsesStream:
 
     def _say(self, text: str, logprobs: tuple[TokenLogprob, ...], *, is_reasoning: bool) -> list[ServerEvent]:
         events: list[ServerEvent] = []
-        if self._item is not None and self._item.is_reasoning is not is_reasoning:
+        item = self._item
+        if item is not None and (isinstance(item, _CallItem) or item.is_reasoning is not is_reasoning):
             events += self._close_item("completed")
         if self._item is None:
             events += self._open_item(is_reasoning=is_reasoning)
@@ -329,10 +395,28 @@ class ResponsesStream:
         delta = {**item.place(), "delta": text, "logprobs": told}
         return [*events, self._event("response.output_text.delta", delta)]
 
-    def _open_item(self, *, is_reasoning: bool) -> list[ServerEvent]:
+    def _call(self, part: CallPart) -> list[ServerEvent]:
+        """Part of a call: its name opens it."""
+        events: list[ServerEvent] = []
+        if part.name:
+            events += [] if self._item is None else self._close_item("completed")
+            opened = self._item = _CallItem(self._answer_id(), len(self._done), part.name)
+            added = {"output_index": opened.index, "item": opened.fields("in_progress")}
+            events.append(self._event("response.output_item.added", added))
+        item = self._item
+        assert item is not None
+        if part.arguments:
+            item.text += part.arguments
+            delta = {"item_id": item.id, "output_index": item.index, "delta": part.arguments}
+            events.append(self._event("response.function_call_arguments.delta", delta))
+        return events
+
+    def _answer_id(self) -> str:
         assert self._head is not None
-        answer_id = self._head.id.removeprefix(ResponsesShape.id_prefix)
-        item = self._item = _Item(answer_id, len(self._done), is_reasoning=is_reasoning)
+        return self._head.id.removeprefix(ResponsesShape.id_prefix)
+
+    def _open_item(self, *, is_reasoning: bool) -> list[ServerEvent]:
+        item = self._item = _Item(self._answer_id(), len(self._done), is_reasoning=is_reasoning)
         added = {"output_index": item.index, "item": item.fields("in_progress")}
         return [
             self._event("response.output_item.added", added),
@@ -344,12 +428,17 @@ class ResponsesStream:
         assert item is not None
         self._item = None
         self._done.append(item.fields(status))
+        ended = self._event_of_end(item)
+        return [*ended, self._event("response.output_item.done", {"output_index": item.index, "item": self._done[-1]})]
+
+    def _event_of_end(self, item: _Item) -> list[ServerEvent]:
+        if isinstance(item, _CallItem):
+            return [self._event("response.function_call_arguments.done", item.done())]
         name = "response.reasoning_text.done" if item.is_reasoning else "response.output_text.done"
         done = {**item.place(), "text": item.text} | ({} if item.is_reasoning else {"logprobs": list(item.logprobs)})
         return [
             self._event(name, done),
             self._event("response.content_part.done", {**item.place(), "part": item.part()}),
-            self._event("response.output_item.done", {"output_index": item.index, "item": self._done[-1]}),
         ]
 
     def _response(self, status: str, usage: Usage | None) -> dict[str, Any]:

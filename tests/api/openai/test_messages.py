@@ -1,6 +1,7 @@
 """``/v1/messages`` as Anthropic's clients see it."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from p2pmesh.api.errors import RequestError
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.openai.messages import parse_messages
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
-from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationDelta
+from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationDelta, ToolCall, ToolChoice
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.backend import MODEL, FakeBackend, say, started
 
@@ -114,6 +115,75 @@ async def test_tokens_are_counted() -> None:
     assert client.json() == {"input_tokens": 3}
 
 
+CALLED = (
+    replace(started(), call_format="hermes"),
+    *(
+        GenerationDelta((number,), text)
+        for number, text in enumerate(("Let me see.", '<tool_call>\n{"name": "weather", "argu', 'ments": {"city": ',
+                                       '"Bern"}}\n</tool_call>'))
+    ),
+    say("", "", "", "")[-1],
+)  # fmt: skip
+WEATHER = {"name": "weather", "description": "of a city", "input_schema": {"type": "object"}}
+
+
+async def test_a_call_is_a_block_whose_input_is_streamed_as_json() -> None:
+    whole = (await ask(FakeBackend(script=CALLED), tools=[WEATHER])).json()
+    text, call = whole["content"]
+    assert (text["type"], call["type"], call["name"], call["input"]) == (
+        "text",
+        "tool_use",
+        "weather",
+        {"city": "Bern"},
+    )
+    assert whole["stop_reason"] == "tool_use"
+    events = events_of(await ask(FakeBackend(script=CALLED), tools=[WEATHER], stream=True))
+    opened = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert (opened[1]["type"], opened[1]["id"], opened[1]["input"]) == ("tool_use", call["id"], {})
+    parts = [event["delta"].get("partial_json", "") for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(parts)) == {"city": "Bern"}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_calls_and_results_are_messages_of_the_assistant_and_of_tools() -> None:
+    request = parse_messages(
+        {
+            **BASE,
+            "tools": [WEATHER],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "messages": [
+                {"role": "user", "content": "weather?"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "text", "text": "Let me see."},
+                        {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Zürich"}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sun"}]},
+                        {"type": "text", "text": "and now?"},
+                    ],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "is_error": True}]},
+            ],
+        },
+        bytes(16),
+        lambda: 1,
+    ).request
+    assert request.prompt.messages == (
+        ChatMessage("user", "weather?"),
+        ChatMessage("assistant", "Let me see.", (ToolCall("t1", "weather", '{"city": "Zürich"}'),)),
+        ChatMessage("tool", "sun", answers="t1"),
+        ChatMessage("user", "and now?"),
+        ChatMessage("tool", "error: ", answers="t1"),
+    )
+    assert request.tools is not None
+    assert (request.tools.choice, request.tools.may_repeat) == (ToolChoice.REQUIRED, False)
+
+
 def test_a_conversation_arrives() -> None:
     request = parse_messages(
         {
@@ -154,7 +224,14 @@ def test_a_conversation_arrives() -> None:
             ErrorCode.PARAMETER_UNSUPPORTED,
             "messages[0].content[0].type",
         ),
-        ({"tools": [{"name": "f"}]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools[0].type"),
+        ({"tools": [{"name": "f", "input_schema": 5}]}, ErrorCode.REQUEST_INVALID, "tools[0].input_schema"),
+        ({"tool_choice": {"type": "some"}}, ErrorCode.REQUEST_INVALID, "tool_choice.type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
+            ErrorCode.REQUEST_INVALID,
+            "messages[0].content",
+        ),
         ({"stop_sequences": ["a"] * 5}, ErrorCode.REQUEST_INVALID, "stop_sequences"),
         ({"thinking": {"type": "much"}}, ErrorCode.REQUEST_INVALID, "thinking.type"),
         ({"container": "x"}, ErrorCode.PARAMETER_UNSUPPORTED, "container"),

@@ -1,6 +1,7 @@
 """``/v1/responses``: requests, whole answers, the sequence of events."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.openai.parameters import Call
 from p2pmesh.api.openai.responses import parse_responses
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
-from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationDelta, TokenLogprob
+from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationDelta, TokenLogprob, ToolCall
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.backend import MODEL, FakeBackend, say, started
 
@@ -162,6 +163,63 @@ def test_a_conversation_of_items_is_one_of_messages() -> None:
     assert call.request.prompt.reasoning_effort == "low"
 
 
+WEATHER = {"type": "function", "name": "weather", "description": "of a city", "parameters": {"type": "object"}}
+CALLED = (
+    replace(started(), call_format="hermes"),
+    *(
+        GenerationDelta((number,), text)
+        for number, text in enumerate(("Let me see.", '<tool_call>\n{"name": "weather", "argu', 'ments": {"city": ',
+                                       '"Bern"}}\n</tool_call>'))
+    ),
+    say("", "", "", "")[-1],
+)  # fmt: skip
+
+
+async def test_a_call_is_an_item_whose_arguments_are_streamed() -> None:
+    whole = (await ask(FakeBackend(script=CALLED), tools=[WEATHER])).json()
+    Response.model_validate(whole)
+    message, call = whole["output"]
+    assert (message["type"], call["type"], call["name"]) == ("message", "function_call", "weather")
+    assert json.loads(call["arguments"]) == {"city": "Bern"}
+    assert whole["tools"] == [WEATHER]
+    streamed = events_of(await ask(FakeBackend(script=CALLED), tools=[WEATHER], stream=True))
+    kinds = [event["type"] for event in streamed]
+    added = kinds.index("response.output_item.added", 4)
+    assert streamed[added]["item"]["arguments"] == ""
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed"
+    ]  # fmt: skip
+    deltas = [event["delta"] for event in streamed if event["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call["arguments"]
+    assert len(deltas) > 1
+    assert [item["type"] for item in streamed[-1]["response"]["output"]] == ["message", "function_call"]
+
+
+def test_calls_and_their_outputs_are_messages_of_the_assistant_and_of_tools() -> None:
+    call = parse(
+        tools=[WEATHER],
+        tool_choice={"type": "function", "name": "weather"},
+        parallel_tool_calls=False,
+        input=[
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": "Let me see."},
+            {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": "{}", "status": "completed"},
+            {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "rain"}]},
+        ],
+    )
+    calls = (ToolCall("c1", "weather", "{}"), ToolCall("c2", "weather", "{}"))
+    assert call.request.prompt.messages == (
+        ChatMessage("user", "weather?"),
+        ChatMessage("assistant", "Let me see.", calls),
+        ChatMessage("tool", "sun", answers="c1"),
+        ChatMessage("tool", "rain", answers="c2"),
+    )
+    assert call.request.tools is not None
+    assert (call.request.tools.only, call.request.tools.may_repeat) == ("weather", False)
+
+
 def test_a_schema_is_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     call = parse(text={"format": {"type": "json_schema", "name": "n", "schema": schema}})
@@ -188,7 +246,17 @@ def test_a_schema_is_a_grammar() -> None:
         ({"reasoning": {"effort": "much"}}, ErrorCode.REQUEST_INVALID, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, ErrorCode.PARAMETER_UNSUPPORTED, "reasoning.summary"),
         ({"text": {"verbosity": "low"}}, ErrorCode.PARAMETER_UNSUPPORTED, "text.verbosity"),
-        ({"tools": [{"type": "web_search"}]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools"),
+        ({"tools": [{"type": "web_search"}]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, ErrorCode.REQUEST_INVALID, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, ErrorCode.REQUEST_INVALID, "tools[0].name"),
+        ({"tools": "x"}, ErrorCode.REQUEST_INVALID, "tools"),
+        ({"tool_choice": "required"}, ErrorCode.REQUEST_INVALID, "tool_choice"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
+            ErrorCode.REQUEST_INVALID,
+            "input[0].arguments",
+        ),
+        ({"input": [{"type": "function_call_output", "output": "1"}]}, ErrorCode.REQUEST_INVALID, "input[0].call_id"),
         ({"max_output_tokens": 0}, ErrorCode.REQUEST_INVALID, "max_output_tokens"),
         ({"seed": 1}, ErrorCode.PARAMETER_UNSUPPORTED, "seed"),
     ],
