@@ -77,7 +77,7 @@ class ServingPolicy:
     """Memory is low when so little is left for so long."""
     low_memory_pause_us: int = 30 * MICROS_PER_SECOND
     """An unload shows in what is left only after a while."""
-    low_memory_bar_us: int = 300 * MICROS_PER_SECOND
+    low_memory_bar_us: int = 60 * MICROS_PER_SECOND
     """So long after an unload for memory nothing is loaded on demand."""
     drain_again_us: int = 60 * MICROS_PER_SECOND
     room_idle_us: int = 60 * MICROS_PER_SECOND
@@ -333,6 +333,8 @@ class ServingMachine:
         wanted.sort(key=lambda pair: (pair[0].is_awaited_here, pair[0].demand.weight), reverse=True)
         for loadable, reason in wanted:
             if loadable.needed_bytes <= look.free_bytes:
+                if self._would_leave_little(loadable, look):
+                    continue
                 return (Load(loadable.model, reason),)
             room = self._room_for(loadable, look, now) if reason is LoadReason.NO_SERVER else None
             if room is not None:
@@ -340,6 +342,10 @@ class ServingMachine:
             if reason is LoadReason.NO_SERVER and loadable.may_be_split and not loadable.rivals:
                 return (Load(loadable.model, reason),)
         return ()
+
+    def _would_leave_little(self, loadable: Loadable, look: Look) -> bool:
+        left = look.memory_left_bytes
+        return left is not None and left < loadable.needed_bytes + self._policy.low_memory_bytes
 
     def _reason(self, loadable: Loadable, rates: Iterable[Rate], now: Micros) -> LoadReason | None:
         """Why the model should be loaded by one peer more."""

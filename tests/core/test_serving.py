@@ -215,9 +215,10 @@ def test_little_memory_unloads_the_least_demanded_run_and_loads_nothing() -> Non
     left = replace(given, loaded=runs[:1])
     assert machine.handle(left, at(20)) == ()
     assert machine.handle(left, at(40)) == (Unload(A, UnloadReason.MEMORY_LOW),)
-    roomy = look(loadable(), memory_left_bytes=GIB)
-    assert machine.handle(roomy, at(50)) == ()
-    assert machine.handle(roomy, at(340)) == (Load(A, LoadReason.NO_SERVER),)
+    roomy = look(loadable(), memory_left_bytes=2 * GIB)
+    assert machine.handle(roomy, at(99)) == ()
+    assert machine.handle(replace(roomy, memory_left_bytes=GIB), at(100)) == ()  # it would be low again at once
+    assert machine.handle(roomy, at(100)) == (Load(A, LoadReason.NO_SERVER),)
 
 
 def test_a_run_that_could_not_be_drained_is_left_alone_for_a_while() -> None:
@@ -370,7 +371,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(
         demands=st.lists(DEMANDS, min_size=5, max_size=5),
-        left_bytes=st.sampled_from([None, 0, 100 * MIB, GIB]),
+        left_bytes=st.sampled_from([None, 0, 100 * MIB, GIB, 2 * GIB]),
         servers=st.integers(0, 2),
         is_coming=st.booleans(),
         is_busy=st.booleans(),
@@ -405,7 +406,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert not chosen.demand.is_none
             assert chosen.needed_bytes <= given.free_bytes
             assert all(run.state is RunState.SERVING for run in given.loaded)
-            assert given.memory_left_bytes is None or given.memory_left_bytes >= self.policy.low_memory_bytes
+            left_bytes = given.memory_left_bytes
+            assert left_bytes is None or left_bytes >= chosen.needed_bytes + self.policy.low_memory_bytes
             self.free_bytes -= GIB
             self.runs[effect.model] = Loaded(effect.model, RunState.LOADING, GIB, chosen.demand, None, True)
             return
