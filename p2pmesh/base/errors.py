@@ -99,6 +99,23 @@ class ErrorCode(StrEnum):
     NOT_IN_PLACEMENT = "not_in_placement"
 
 
+GARBAGE_CODES = frozenset(
+    {
+        ErrorCode.CREDIT_EXCEEDED,
+        ErrorCode.FRAME_COUNT_INVALID,
+        ErrorCode.FRAME_DTYPE_INVALID,
+        ErrorCode.FRAME_FLAGS_INVALID,
+        ErrorCode.FRAME_KIND_UNKNOWN,
+        ErrorCode.FRAME_LENGTH_INVALID,
+        ErrorCode.FRAME_POSITION_INVALID,
+        ErrorCode.FRAME_UNEXPECTED,
+        ErrorCode.FRAME_VALUE_INVALID,
+        ErrorCode.FRAME_VERSION_UNSUPPORTED,
+    }
+)
+"""What a stage stream is refused for: who sent it does not follow the protocol, or its engine answers garbage."""
+
+
 class P2PMeshError(Exception):
     """Base of all: a code and one line that says what is wrong and what to do."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.errors import GARBAGE_CODES, ErrorCode
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.quantities import Micros
 
@@ -27,28 +27,12 @@ def run_fingerprint(stages: Sequence[tuple[LayerRange, str]], wire_dtype: str, *
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-_GARBAGE = frozenset(
-    {
-        ErrorCode.CREDIT_EXCEEDED,
-        ErrorCode.FRAME_COUNT_INVALID,
-        ErrorCode.FRAME_DTYPE_INVALID,
-        ErrorCode.FRAME_FLAGS_INVALID,
-        ErrorCode.FRAME_KIND_UNKNOWN,
-        ErrorCode.FRAME_LENGTH_INVALID,
-        ErrorCode.FRAME_POSITION_INVALID,
-        ErrorCode.FRAME_UNEXPECTED,
-        ErrorCode.FRAME_VALUE_INVALID,
-        ErrorCode.FRAME_VERSION_UNSUPPORTED,
-    }
-)
-
-
 def accused_stage(index: int, code: ErrorCode, stage_count: int) -> int | None:
     """The stage that answered garbage, when stage ``index`` gave up with ``code``; None if that says nothing of others.
 
     Rows come from the stage before, tokens and credits to the first one from the last.
     """
-    if code not in _GARBAGE:
+    if code not in GARBAGE_CODES:
         return None
     return index - 1 if index > 0 else stage_count - 1
 

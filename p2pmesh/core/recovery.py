@@ -15,7 +15,7 @@ the request has been running, within bounds.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.errors import GARBAGE_CODES, ErrorCode
 from p2pmesh.base.quantities import Micros
 
 
@@ -27,7 +27,7 @@ class Outlook(StrEnum):
     FINAL = "final"
 
 
-_LOSSES = frozenset(
+_LOSSES = GARBAGE_CODES | frozenset(
     {
         ErrorCode.PEER_LOST,
         ErrorCode.PEER_UNREACHABLE,
@@ -45,17 +45,7 @@ _LOSSES = frozenset(
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.CANNOT_ROLLBACK,
         ErrorCode.INTERNAL,
-        # a stage or a driver answers garbage
-        ErrorCode.CREDIT_EXCEEDED,
-        ErrorCode.FRAME_COUNT_INVALID,
-        ErrorCode.FRAME_DTYPE_INVALID,
-        ErrorCode.FRAME_FLAGS_INVALID,
-        ErrorCode.FRAME_KIND_UNKNOWN,
-        ErrorCode.FRAME_LENGTH_INVALID,
-        ErrorCode.FRAME_POSITION_INVALID,
-        ErrorCode.FRAME_UNEXPECTED,
-        ErrorCode.FRAME_VALUE_INVALID,
-        ErrorCode.FRAME_VERSION_UNSUPPORTED,
+        # a driver answers garbage
         ErrorCode.MESSAGE_KIND_UNKNOWN,
         ErrorCode.MESSAGE_MALFORMED,
         ErrorCode.MESSAGE_UNEXPECTED,

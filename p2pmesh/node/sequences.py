@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.errors import GARBAGE_CODES, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core import generation
 from p2pmesh.core.holding import Held
 from p2pmesh.node.runner import MachineRunner
@@ -28,25 +28,15 @@ CANCEL_TIMEOUT_S = 5.0
 OUTPUT_CAPACITY = 1024
 """Deltas that an ingress may be behind; generation waits for it beyond that."""
 
-GENERATION_CODES = frozenset(
+GENERATION_CODES = GARBAGE_CODES | frozenset(
     {
         ErrorCode.CANCELLED,
         ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        ErrorCode.CREDIT_EXCEEDED,
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.ENGINE_CRASHED,
         ErrorCode.ENGINE_LOAD_FAILED,
         ErrorCode.CANNOT_ROLLBACK,
         ErrorCode.ENGINE_UNRESPONSIVE,
-        ErrorCode.FRAME_COUNT_INVALID,
-        ErrorCode.FRAME_DTYPE_INVALID,
-        ErrorCode.FRAME_FLAGS_INVALID,
-        ErrorCode.FRAME_KIND_UNKNOWN,
-        ErrorCode.FRAME_LENGTH_INVALID,
-        ErrorCode.FRAME_POSITION_INVALID,
-        ErrorCode.FRAME_UNEXPECTED,
-        ErrorCode.FRAME_VALUE_INVALID,
-        ErrorCode.FRAME_VERSION_UNSUPPORTED,
         ErrorCode.GRAMMAR_DEAD_END,
         ErrorCode.GRAMMAR_INVALID,
         ErrorCode.INTERNAL,
