@@ -72,7 +72,7 @@ class _Sequence:
         """Of those that the grammar allows the one that a hash says, where there is a grammar."""
         if self.constraint is None:
             return next_token(self.history, self.parameters)
-        self.constraint.follow(self.history[self.prompt_tokens :])
+        assert self.constraint.follow(self.history[self.prompt_tokens :])
         seed = hashlib.sha256(repr(self.history).encode()).digest()[0]
         found = self.constraint.first_allowed(np.random.default_rng(seed).permutation(VOCABULARY).astype(np.float64))
         assert found is not None

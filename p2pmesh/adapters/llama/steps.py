@@ -422,8 +422,11 @@ class Stepper:
         begin, constraint, sequence = part.lane.begin, part.lane.constraint, part.frame.sequence
         if constraint is None:
             return sample(logits, history, begin.prompt_tokens, begin.parameters, sequence, position)
-        constraint.follow(history[begin.prompt_tokens :])
         prompt, parameters = begin.prompt_tokens, begin.parameters
+        if not constraint.follow(history[prompt:]):
+            if position > part.frame.position + 1:  # behind a row that the driver will not take: drafted, and refused
+                return sample(logits, history, prompt, parameters, sequence, position)
+            raise RemoteProtocolError(ErrorCode.GRAMMAR_INVALID, "the answer so far does not keep to its grammar")
         token = sample_allowed(logits, history, prompt, parameters, sequence, position, constraint)
         if token is None:
             text = "no token of this model's vocabulary can follow here by the grammar; change it"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.core.grammar.matcher import Matcher, State
 
 _FIRST_TRIES = 64
@@ -64,8 +63,8 @@ class Constraint:
         self._passed: list[_Progress] = []
         """One more than tokens, once begun."""
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """The answer so far; ``RemoteProtocolError(GRAMMAR_INVALID)`` where it does not keep to the rules."""
+    def follow(self, tokens: Sequence[int]) -> bool:
+        """Goes to where the answer so far ends; false, and not all the way, where it does not keep to the rules."""
         self._rules.matcher.grant()
         if not self._passed:
             self._passed.append(self._begin())
@@ -76,10 +75,10 @@ class Constraint:
             self._rules.matcher.grant()
             following = self._after(self._passed[-1], token)
             if following is None:
-                text = f"token {len(self._tokens)} of the answer so far does not keep to the grammar"
-                raise RemoteProtocolError(ErrorCode.GRAMMAR_INVALID, text)
+                return False
             self._tokens.append(token)
             self._passed.append(following)
+        return True
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may follow."""

@@ -88,6 +88,21 @@ async def test_a_grammar_waits_for_its_trigger(launcher, make_spec, vocabulary):
         assert text.endswith(">")
 
 
+async def test_drafts_that_break_the_grammar_cost_nothing(launcher, make_spec):
+    async with launcher.launch(make_spec()) as engine:
+        ends = engine.facts.end_tokens
+        expected = await Answer([engine], Grammar(LETTERS)).answer(ends)
+        drafting = Answer([engine], Grammar(LETTERS), 2)
+        await drafting.begin(len(PROMPT))
+        assert await drafting.prefill(PROMPT) == expected[0]
+        wrong = expected[0]  # an opening bracket where letters are due
+        tokens = await drafting.decode(len(PROMPT), [expected[0], expected[1], wrong, wrong])
+        assert list(tokens[:2]) == expected[1:3]
+        assert list(await drafting.decode(len(PROMPT) + 1, expected[1:3])) == expected[2:4]
+        with pytest.raises(AssertionError, match="grammar_invalid"):
+            await drafting.decode(len(PROMPT) + 1, [wrong])
+
+
 async def test_a_hostile_grammar_costs_its_own_sequence(launcher, make_spec):
     async with launcher.launch(make_spec()) as engine:
         undisturbed = await Answer([engine], Grammar(LETTERS)).answer(engine.facts.end_tokens)
