@@ -193,14 +193,14 @@ class DemandBook:
         """Every model that somebody asks for, by hash."""
         return tuple(sorted({row.model for word in self._words.values() for row in word.rows}))
 
-    def demand(self, model: bytes, now: Micros) -> Demand:
-        """Of all peers, each within its caps; a model that one lists twice counts once there."""
-        total = NO_DEMAND
+    def totals(self, now: Micros) -> dict[bytes, Demand]:
+        """For every model, of all peers, each within its caps; what a peer lists twice counts once."""
+        totals: dict[bytes, Demand] = {}
         for word in self._words.values():
-            row = next((row for row in word.rows if row.model == model), None)
-            if row is not None:
-                total = total + self._capped(row, is_recent=now - word.since < self._policy.word_life_us)
-        return total
+            is_recent = now - word.since < self._policy.word_life_us
+            for model, row in {row.model: row for row in reversed(word.rows)}.items():
+                totals[model] = totals.get(model, NO_DEMAND) + self._capped(row, is_recent=is_recent)
+        return totals
 
     def _capped(self, row: ModelDemand, *, is_recent: bool) -> Demand:
         policy = self._policy

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import trio
 
 from p2pmesh.base.ids import PeerId
-from p2pmesh.core.demand import Demand, DemandBook, DemandCounters, count_serving
+from p2pmesh.core.demand import NO_DEMAND, Demand, DemandBook, DemandCounters, count_serving
 from p2pmesh.core.serving import Rate
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.overlay import Overlay
@@ -31,6 +31,8 @@ class ModelDemand:
         self._clock = clock
         self._counters = DemandCounters()
         self._book = DemandBook()
+        self._of_others: dict[bytes, Demand] = {}
+        """As last read."""
         self._open: dict[str, int] = {}
         """Requests of our clients that are under way, by the name that their model is served under."""
         self._stalled: set[str] = set()
@@ -94,11 +96,11 @@ class ModelDemand:
         for peer in peers:
             self._book.note(PeerId(peer.peer_id), peer.freshness, peer.demand, now)
         self._book.keep_only(frozenset(PeerId(peer.peer_id) for peer in peers))
+        self._of_others = self._book.totals(now)
 
     def of(self, model: bytes) -> Demand:
-        """By our clients and others'."""
-        now = self._clock.now()
-        return self._counters.demand(model, now) + self._book.demand(model, now)
+        """By our clients, and by others' as last read."""
+        return self._counters.demand(model, self._clock.now()) + self._of_others.get(model, NO_DEMAND)
 
     def is_awaited_here(self, model: bytes) -> bool:
         """Whether a client of ours waits for it."""
