@@ -89,6 +89,29 @@ def knows(node: NodeProcess, model: str) -> bool:
 
 
 @pytest.mark.slow
+def test_a_stream_outlives_the_only_peer_that_had_its_model_loaded(peers: Peers) -> None:
+    ingress = peers.found("ingress", "--max-memory", "0")
+    holders = []
+    for name in ("one", "two"):
+        put_models(peers, name)
+        holders.append(peers.join(name, ingress.invite, "--max-memory", "1GiB"))
+    assert wait_until(lambda: len(ingress.status()["peers"]) == 2 and ready(ingress), 30)
+    undisturbed, _ = ask(ingress, TINY)
+    (first,) = (holder for holder in holders if told_models(holder, "load_on_demand"))
+    (second,) = (holder for holder in holders if holder is not first)
+    tokens: list[int] = []
+    with ingress.stream(TINY, PROMPT, max_tokens=1500, temperature=0) as chunks:
+        for chunk in chunks:
+            tokens += tokens_of(chunk)
+            if len(tokens) > 50 and first.process.poll() is None:
+                first.kill()
+    assert len(tokens) == 1500
+    assert tokens[: len(undisturbed)] == undisturbed
+    assert told_models(second, "load_on_demand") == [TINY]
+    assert ingress.wait_for("request_recovered")["is_exact"]
+
+
+@pytest.mark.slow
 def test_what_the_first_token_of_a_model_that_is_not_loaded_takes(peers: Peers) -> None:
     """Prints the figures (``-s``): from the request to its first token, cold, warm, and after an unload."""
     require_models(SMOLLM)
