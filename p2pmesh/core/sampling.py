@@ -75,8 +75,14 @@ class Allowed(Protocol):
     def allows(self, token: int) -> bool:
         """Whether ``token`` may."""
 
-    def first_allowed(self, keys: NDArray[np.float64]) -> int | None:
-        """Of those that may, the one of the largest key; minus infinity takes a token out. None without any."""
+    def plausible(self) -> NDArray[np.int64]:
+        """Ids, ascending, with all those among them that may."""
+
+    def first_allowed(self, tokens: NDArray[np.int64], keys: NDArray[np.float64]) -> int | None:
+        """Of those ``tokens`` that may, the one of the largest key, the lowest id among equals; None without any.
+
+        Minus infinity takes a token out.
+        """
 
 
 def sample_allowed(
@@ -92,38 +98,42 @@ def sample_allowed(
     first = sample(logits, history, prompt_tokens, parameters, sequence, position)
     if allowed.allows(first):
         return first
-    biased = _bias(logits, parameters)
-    penalised = _penalise(biased, history, prompt_tokens, parameters).astype(np.float64)
+    penalised = _penalise(_bias(logits, parameters), history, prompt_tokens, parameters)
+    plausible = allowed.plausible()
     if parameters.temperature > 0.0:
-        keys = penalised / parameters.temperature + _gumbel_noise(len(logits), parameters.seed, sequence, position)
-        found = allowed.first_allowed(_only_kept(keys, penalised, parameters))
+        kept = plausible[_is_kept(penalised, parameters)[plausible]]
+        keys = penalised[kept] / parameters.temperature + _gumbel_noise(
+            kept, len(logits), parameters.seed, sequence, position
+        )
+        found = allowed.first_allowed(kept, keys)
         if found is not None:
             return found
-    return allowed.first_allowed(penalised)
+    return allowed.first_allowed(plausible, penalised[plausible].astype(np.float64))
 
 
-def _gumbel_noise(count: int, seed: int, sequence: int, position: int) -> NDArray[np.float64]:
+def _gumbel_noise(
+    tokens: NDArray[np.int64], count: int, seed: int, sequence: int, position: int
+) -> NDArray[np.float64]:
+    """Of these tokens out of ``count``."""
     generator = np.random.Philox(
         key=np.array((seed, sequence), dtype=np.uint64), counter=np.array((0, position, 1, 0), dtype=np.uint64)
     )
-    uniform = (generator.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    uniform = (generator.random_raw(count)[tokens] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     with np.errstate(divide="ignore"):  # u = 0 has a key of minus infinity: its token is not drawn
         return np.asarray(-np.log(-np.log(uniform)))
 
 
-def _only_kept(
-    keys: NDArray[np.float64], penalised: NDArray[np.float64], parameters: SamplingParameters
-) -> NDArray[np.float64]:
-    """The keys with minus infinity where the cuts take the token out."""
+def _is_kept(penalised: Logits, parameters: SamplingParameters) -> NDArray[np.bool_]:
+    """For each token whether the cuts leave it in."""
     if parameters.top_k == 0 and parameters.top_p == 1.0 and parameters.min_p == 0.0:
-        return keys
+        return np.ones(len(penalised), dtype=bool)
     ids = np.argsort(-penalised, kind="stable")[: parameters.top_k or None]
-    weights = np.exp((penalised[ids] - penalised[ids[0]]) / parameters.temperature)
+    weights = _weights(penalised[ids], float(penalised[ids[0]]), parameters.temperature)
     cumulative = np.cumsum(weights)
     kept = _count_kept(weights, cumulative, float(cumulative[-1]), parameters)
-    cut = np.full_like(keys, -np.inf)
-    cut[ids[:kept]] = keys[ids[:kept]]
-    return cut
+    is_kept = np.zeros(len(penalised), dtype=bool)
+    is_kept[ids[:kept]] = True
+    return is_kept
 
 
 def draw_uniform(seed: int, sequence: int, position: int) -> float:

@@ -74,7 +74,8 @@ class _Sequence:
             return next_token(self.history, self.parameters)
         assert self.constraint.follow(self.history[self.prompt_tokens :])
         seed = hashlib.sha256(repr(self.history).encode()).digest()[0]
-        found = self.constraint.first_allowed(np.random.default_rng(seed).permutation(VOCABULARY).astype(np.float64))
+        keys = np.random.default_rng(seed).permutation(VOCABULARY).astype(np.float64)
+        found = self.constraint.first_allowed(np.arange(VOCABULARY), keys)
         assert found is not None
         return found
 

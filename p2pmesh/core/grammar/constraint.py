@@ -86,27 +86,8 @@ class Constraint:
         following = self._after(progress, token)
         return following is not None and (token in self._words.end_tokens or self._leaves_room(progress, following))
 
-    def first_allowed(self, keys: NDArray[np.float64]) -> int | None:
-        """Of the tokens that may follow the one with the largest key, the lowest id among equals; None without any.
-
-        ``keys`` has a number for each token; minus infinity takes it out.
-        """
-        tries = min(_FIRST_TRIES, len(keys))
-        best = np.argpartition(-keys, tries - 1)[:tries]
-        edge = keys[best].min()
-        found = self._first_of(best[keys[best] > edge], keys)  # of those equal to the last one some are missing here
-        return found if found is not None else self._first_of(self._plausible(), keys)
-
-    def _first_of(self, tokens: NDArray[np.int64], keys: NDArray[np.float64]) -> int | None:
-        for token in tokens[np.lexsort((tokens, -keys[tokens]))].tolist():
-            if keys[token] == -np.inf:
-                return None
-            if self.allows(token):
-                return int(token)
-        return None
-
-    def _plausible(self) -> NDArray[np.int64]:
-        """Every token whose first byte may follow, and those that end the answer."""
+    def plausible(self) -> NDArray[np.int64]:
+        """Every token whose first byte may follow, and those that end the answer; ascending."""
         state = self._passed[-1].state
         first_bytes = self._words.first_bytes
         if state is None:
@@ -114,7 +95,30 @@ class Constraint:
         is_open = np.zeros(_NO_BYTE + 1, dtype=bool)
         for byte in range(_NO_BYTE):
             is_open[byte] = self._rules.matcher.walk(state, bytes((byte,))) is not None
-        return np.union1d(np.flatnonzero(is_open[first_bytes]), self._words.ends)
+        is_plausible = is_open[first_bytes]
+        is_plausible[self._words.ends] = True
+        return np.flatnonzero(is_plausible)
+
+    def first_allowed(self, tokens: NDArray[np.int64], keys: NDArray[np.float64]) -> int | None:
+        """Of those ``tokens`` (ascending) that may follow the one with the largest key; None without any.
+
+        The lowest id among equals. Minus infinity takes a token out.
+        """
+        if len(tokens) > _FIRST_TRIES:
+            tried = np.argpartition(-keys, _FIRST_TRIES)[:_FIRST_TRIES]
+            edge = keys[tried].min()
+            found = self._first_of(tokens, keys, tried[keys[tried] > edge])  # of those equal to it some may be missing
+            if found is not None:
+                return found
+        return self._first_of(tokens, keys, np.arange(len(tokens)))
+
+    def _first_of(self, tokens: NDArray[np.int64], keys: NDArray[np.float64], places: NDArray[np.int64]) -> int | None:
+        for place in places[np.lexsort((places, -keys[places]))].tolist():
+            if keys[place] == -np.inf:
+                return None
+            if self.allows(int(tokens[place])):
+                return int(tokens[place])
+        return None
 
     def _begin(self) -> _Progress:
         return _Progress(None, b"") if self._rules.triggers else _Progress(self._rules.matcher.start)

@@ -61,9 +61,9 @@ def measure(path: str) -> None:
         assert held is not None
         rng, history = np.random.default_rng(1), []
         for token in ids[:count]:
-            noise = rng.normal(size=size).astype(np.float32)
+            noise = rng.normal(scale=8.0, size=size).astype(np.float32)  # as peaked as a model's
             wanted = noise.copy()
-            wanted[token] = 60.0
+            wanted[token] = 90.0
             held.follow(history)
             place = (sampling, 0, len(history))
             timed(lambda: sample(wanted, [], 0, *place), costs["alone"])  # noqa: B023 - called at once

@@ -18,6 +18,7 @@ EXTRA = [b'{"', b'": ', b"<call>", b"call>x", b"aa", "é".encode()[:1], "é".enc
 WORDS = Words([bytes((byte,)) for byte in range(256)] + [b"", b"", *EXTRA], frozenset({END}))
 IDS = {piece: 258 + index for index, piece in enumerate(EXTRA)}
 MANY = 2**31 - 1
+CUTS = [{}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.1}]
 
 
 def constrained(grammar, triggers=(), is_at_start=False, max_tokens=MANY, words=WORDS):
@@ -168,6 +169,35 @@ def test_cuts_come_before_the_grammar(cut):
     assert drawn <= {102} | ({97 + i for i in range(26)} if cut == {"top_k": 3} else set())
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(0, 2**40), st.sampled_from([{}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.1}])
+)
+def test_the_token_is_the_one_that_the_protocol_says(seed, position, cut):
+    constraint = constrained('root ::= [a-z{"]+')
+    logits, parameters = logits_of(seed), SamplingParameters(temperature=0.8, seed=seed, **cut)
+    first = sample(logits, [], 0, parameters, 0, position)
+    found = pick(constraint, logits, parameters, position)
+    if constraint.allows(first):
+        assert found == first
+        return
+    outputs = np.random.Philox(
+        key=np.array((seed, 0), dtype=np.uint64), counter=np.array((0, position, 1, 0), dtype=np.uint64)
+    ).random_raw(len(logits))
+    order = np.argsort(-logits, kind="stable").tolist()[: cut.get("top_k") or None]
+    weights = [np.exp((float(logits[token]) - float(logits[order[0]])) / 0.8) for token in order]
+    kept, mass = [], 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if mass < cut.get("top_p", 1.0) * sum(weights) and weight >= cut.get("min_p", 0.0):
+            kept.append(token)
+        mass += weight
+    every = [token for token in kept if constraint.allows(token)]
+    keys = {token: logits[token] / 0.8 - np.log(-np.log((int(outputs[token]) >> 11) * 2.0**-53)) for token in every}
+    rest = allowed_of(constraint)
+    wanted = max(keys, key=lambda one: keys[one]) if every else max(rest, key=lambda one: (logits[one], -one))
+    assert found == wanted
+
+
 def test_where_nothing_can_follow_there_is_no_token():
     words = Words([b"a", b"b", b""], frozenset({2}))
     constraint = constrained('root ::= "a" "c"', words=words)
@@ -189,7 +219,10 @@ def test_looking_at_few_tokens_finds_what_looking_at_all_does(grammar, seed, tem
         rng = np.random.default_rng(seed + position)
         keys = rng.integers(-20, 20, len(WORDS.pieces)).astype(np.float64)
         every = allowed_of(constraint)
-        found = constraint.first_allowed(keys)
+        plausible = constraint.plausible()
+        assert set(every) <= set(plausible.tolist())
+        assert constraint.first_allowed(plausible, keys[plausible]) == min(every, key=lambda one: (-keys[one], one))
+        found = constraint.first_allowed(np.arange(len(keys)), keys)
         assert found == min(every, key=lambda token: (-keys[token], token))
         token = pick(constraint, logits_of(seed + position), SamplingParameters(temperature=temperature), position)
         assert token in every
