@@ -43,20 +43,24 @@ MOST_FAULTS = 100_000
 
 
 def run_chaos(options: ChaosOptions, out: TextIO) -> int:
-    """Runs and prints; 1 if any answer was lost, differed or hung, or a run was replaced needlessly, otherwise 0."""
+    """Runs and prints; 1 if any answer was lost, differed or hung, or a run was replaced needlessly, otherwise 0.
+
+    A run that is stopped tells what it has counted until then.
+    """
     model = trio.run(open_access(options.home).store.resolve, options.model or DEMO_MODEL)
     check_fits(model, options)
     scratch = Path(tempfile.mkdtemp(prefix="p2pmesh-chaos-"))
     tally = Tally()
+    show = (lambda _: None) if options.is_json else (lambda line: _write(out, line))
+    chaos = _Chaos(options, tally, show)
     try:
-        show = (lambda _: None) if options.is_json else (lambda line: _write(out, line))
-        chaos = _Chaos(options, tally, show)
         trio.run(chaos.run, model, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    report = chaos.report()
-    for line in [json.dumps(report, indent=2)] if options.is_json else describe_chaos(report):
-        _write(out, line)
+        if tally.requests:
+            report = chaos.report()
+            for line in [json.dumps(report, indent=2)] if options.is_json else describe_chaos(report):
+                _write(out, line)
     return 0 if tally.is_good else 1
 
 
