@@ -22,6 +22,7 @@ from p2pmesh.adapters.llama.chats import message_fields
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.adapters.llama.link import EngineLink
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
+from p2pmesh.adapters.llama.starving import Patience
 from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core.devices import PROCESSOR_ALONE, DeviceChoice
@@ -48,8 +49,9 @@ class LauncherOptions:
     """How engine processes are run.
 
     ``threads`` None means every processor that this process may use. ``silence_seconds`` without a beat is a hung
-    child, ``loading_silence_seconds`` while it starts and loads. Without probing, no extra buffer types and the default
-    spin are used. ``devices`` are where the layers of every stage go.
+    child, ``loading_silence_seconds`` while it loads, ``starting_silence_seconds`` before its first one: a slow machine
+    takes long to start Python. Time in which it wanted a processor and got none does not count. Without probing, no
+    extra buffer types and the default spin are used. ``devices`` are where the layers of every stage go.
     """
 
     cache_directory: str
@@ -58,6 +60,7 @@ class LauncherOptions:
     load_seconds: float = 600.0
     silence_seconds: float = 1.5
     loading_silence_seconds: float = 3.0
+    starting_silence_seconds: float = 30.0
     queued_frames: int = 64
     is_probing: bool = True
 
@@ -204,6 +207,8 @@ class _ChildEngine:
         self._end: EngineError | None = None
         self._hung: EngineError | None = None
         self._take: TakeFrame | None = None
+        self._has_begun = False
+        """Whether it has said anything yet."""
 
     @property
     def facts(self) -> EngineFacts:
@@ -318,6 +323,7 @@ class _ChildEngine:
         buffer = bytearray()
         while True:
             data = await self._child.link.receive()
+            self._has_begun = True
             if not data:
                 raise EngineError(ErrorCode.ENGINE_CRASHED, await self._child.cause_of_end())
             if (
@@ -342,7 +348,8 @@ class _ChildEngine:
 
     async def watch(self) -> None:
         """Ends a child that neither answers nor beats."""
-        while self._child.link.silent_s() < self._patience_s():  # noqa: ASYNC110 - silence makes no event
+        patience = Patience(self._child.process.pid)
+        while patience.counted_s(self._child.link.silent_s()) < self._patience_s():  # noqa: ASYNC110 - makes no event
             await trio.sleep(self._options.silence_seconds / 4)
         text = f"the engine process gave no sign of life for {self._patience_s():g} s and was killed"
         self._hung = EngineError(ErrorCode.ENGINE_UNRESPONSIVE, text)
@@ -350,6 +357,8 @@ class _ChildEngine:
 
     def _patience_s(self) -> float:
         options = self._options
+        if not self._has_begun:
+            return options.starting_silence_seconds
         return options.silence_seconds if self._facts is not None else options.loading_silence_seconds
 
     async def _dispatch(self, kind: EngineKind, payload: memoryview) -> None:
