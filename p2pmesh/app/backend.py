@@ -11,6 +11,7 @@ from p2pmesh.app.invites import describe_new
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.affinity import NOBODY, Asker
+from p2pmesh.core.auto_model import names_with_auto
 from p2pmesh.core.invite_ledger import check_known
 from p2pmesh.node.node import Node
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
@@ -33,10 +34,13 @@ class NodeBackend:
         """Routable models by name."""
         if self._node is None:
             return ()
-        return tuple(
+        served = self._node.routable_models()
+        listings = tuple(
             ModelListing(name, self._started_unix_s, context_tokens=model.context_tokens, stage_count=model.stage_count)
-            for name, model in self._node.routable_models().items()
+            for name, model in served.items()
         )
+        more = (name for name in names_with_auto(served) if name not in served)
+        return (*listings, *(ModelListing(name, self._started_unix_s) for name in more))
 
     def is_ready(self) -> bool:
         """Whether any model is routable, or would be loaded for a request."""

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
 
-from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.wire.generation import GenerationRequest, Prompt
 
@@ -106,28 +106,31 @@ class AffinityPolicy:
     life_us: int = 1200 * MICROS_PER_SECOND
 
 
-class AffinityTable:
-    """Who answered last, by key; those used longest ago make room."""
+T = TypeVar("T", bound=str)
+
+
+class AffinityTable(Generic[T]):
+    """Who, or what, answered last, by key: drivers, or models of ``auto``. Those used longest ago make room."""
 
     def __init__(self, policy: AffinityPolicy | None = None) -> None:
         self._policy = policy or AffinityPolicy()
-        self._drivers: dict[bytes, tuple[PeerId, Micros]] = {}
+        self._answered: dict[bytes, tuple[T, Micros]] = {}
 
     def __len__(self) -> int:
-        return len(self._drivers)
+        return len(self._answered)
 
-    def recall(self, keys: AffinityKeys, among: Collection[PeerId], now: Micros) -> tuple[PeerId, Tie] | None:
-        """The driver that the first known key points at and that is ``among`` those to choose from."""
+    def recall(self, keys: AffinityKeys, among: Collection[T], now: Micros) -> tuple[T, Tie] | None:
+        """What the first known key points at, of those ``among`` which is to be chosen."""
         for tie, key in keys:
-            found = self._drivers.get(key)
+            found = self._answered.get(key)
             if found is not None and now - found[1] < self._policy.life_us and found[0] in among:
                 return found[0], tie
         return None
 
-    def remember(self, keys: AffinityKeys, peer: PeerId, now: Micros) -> None:
-        """A driver has taken a request under these keys."""
+    def remember(self, keys: AffinityKeys, answering: T, now: Micros) -> None:
+        """A request under these keys was taken."""
         for _, key in keys:
-            self._drivers.pop(key, None)
-            self._drivers[key] = (peer, now)
-        while len(self._drivers) > self._policy.capacity:
-            del self._drivers[next(iter(self._drivers))]
+            self._answered.pop(key, None)
+            self._answered[key] = (answering, now)
+        while len(self._answered) > self._policy.capacity:
+            del self._answered[next(iter(self._answered))]

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import Micros
-from p2pmesh.core.affinity import AffinityKeys, AffinityTable
+from p2pmesh.core.affinity import AffinityKeys, AffinityPolicy, AffinityTable, Asker, affinity_keys
+from p2pmesh.core.auto_model import ModelChoice, choose_model, classify
 from p2pmesh.core.driver_records import Driver, DriverRecords
 from p2pmesh.core.routing import DriverChoice, RouteReason, choose_driver
 from p2pmesh.node.failures import first_error
 from p2pmesh.ports.clock import Clock
-from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationStarted
+from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationRequest, GenerationStarted
+
+MAX_AUTO_CONVERSATIONS = 1024
+"""Mesh LLM's."""
 
 Note = Callable[[GenerationEvent], None]
 RoundTrips = Callable[[], Mapping[PeerId, int]]
@@ -39,7 +43,8 @@ class DriverChoices:
         self._clock = clock
         self._round_trips = round_trips
         self._records = DriverRecords()
-        self._affinity = AffinityTable()
+        self._affinity: AffinityTable[PeerId] = AffinityTable()
+        self._models: AffinityTable[str] = AffinityTable(AffinityPolicy(capacity=MAX_AUTO_CONVERSATIONS))
 
     def choose(self, candidates: Iterable[Candidate], keys: AffinityKeys) -> tuple[PeerId, RouteReason] | None:
         """Who is asked, and why; None without candidates."""
@@ -50,6 +55,26 @@ class DriverChoices:
         ]
         remembered = self._affinity.recall(keys, {choice.peer for choice in choices}, now)
         return choose_driver(choices, keys.spreading, remembered)
+
+    def choose_model(
+        self, runs: Mapping[str, Iterable[Driver]], request: GenerationRequest, asker: Asker
+    ) -> str | None:
+        """Which of the served models, each with its drivers, answers a request for ``auto``; None if none is served.
+
+        A conversation stays with its model as long as that is served.
+        """
+        now, keys = self._clock.now(), affinity_keys(request, asker)
+        remembered = self._models.recall(keys, runs.keys(), now)
+        choices = [self._model_choice(name, drivers, now) for name, drivers in runs.items()]
+        chosen = choose_model(choices, classify(request), keys.spreading) if remembered is None else remembered[0]
+        if chosen is not None:
+            self._models.remember(keys, chosen, now)
+        return chosen
+
+    def _model_choice(self, name: str, drivers: Iterable[Driver], now: Micros) -> ModelChoice:
+        views = (self._records.view(driver, now) for driver in drivers)
+        known = [ModelChoice(name, view.answers, view.token_us) for view in views if not view.is_cooling]
+        return max(known, key=lambda choice: (choice.is_known, choice.tokens_per_s), default=ModelChoice(name))
 
     @contextmanager
     def observing(self, driver: Driver, keys: AffinityKeys) -> Iterator[Note]:
@@ -73,7 +98,7 @@ class _Observation:
     """One request at one driver."""
 
     def __init__(
-        self, clock: Clock, records: DriverRecords, affinity: AffinityTable, driver: Driver, keys: AffinityKeys
+        self, clock: Clock, records: DriverRecords, affinity: AffinityTable[PeerId], driver: Driver, keys: AffinityKeys
     ) -> None:
         self._clock = clock
         self._records = records

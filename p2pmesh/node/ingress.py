@@ -6,6 +6,7 @@ Runs ``core.recovery.RecoveryMachine`` over the attempts of one request and keep
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import trio
 
@@ -141,6 +142,8 @@ class _Attempts:
 
     def _take(self, event: GenerationEvent) -> tuple[GenerationEvent, ...]:
         given = self._journal.take(event)
+        if isinstance(given, GenerationStarted):
+            given = replace(given, model=self._request.model)
         if isinstance(event, GenerationStarted):
             self._reached = Reached.ADMISSION
         is_progress = isinstance(event, GenerationFinished) or (isinstance(event, GenerationDelta) and event.tokens)

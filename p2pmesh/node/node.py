@@ -303,6 +303,7 @@ class Node:
     async def _generate(
         self, request: GenerationRequest, asker: Asker
     ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        request = self.router.settle_model(request, asker)
         await self.on_demand.await_served(request.model)
         with self.on_demand.demand.under_way(request.model):
             async with self.ingress.generate(request, asker) as events:

@@ -9,7 +9,8 @@ import trio
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_KNOWN_MODELS
-from p2pmesh.core.affinity import AffinityKeys
+from p2pmesh.core.affinity import AffinityKeys, Asker
+from p2pmesh.core.auto_model import AUTO
 from p2pmesh.core.routing import RouteReason, served_models
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.driver_choices import Candidate, DriverChoices, Note
@@ -152,6 +153,19 @@ class Router:
         if route is None:
             raise self._missing(model)
         return route
+
+    def settle_model(self, request: GenerationRequest, asker: Asker) -> GenerationRequest:
+        """The request, with the model chosen where it leaves that to us; as it is where nothing is served."""
+        models = self.models()
+        if request.model != AUTO or AUTO in models:
+            return request
+        runs: dict[str, list[tuple[PeerId, bytes]]] = {name: [] for name in models}
+        for peer in (self._overlay.board.own(), *self._trusted()):
+            for served in peer.models:
+                if served.name in runs:
+                    runs[served.name].append((PeerId(peer.peer_id), served.run_id))
+        chosen = self._choices.choose_model(runs, request, asker)
+        return request if chosen is None else replace(request, model=chosen)
 
     @asynccontextmanager
     async def generate(

@@ -223,7 +223,8 @@ class GenerationStarted:
     Runs of equal ``fingerprint`` give equal bits. ``max_tokens`` is what the answer may hold at most, here.
     ``is_reasoning``: the template has opened a block of reasoning already, the answer begins inside it.
     ``call_format`` names how the model writes calls of tools (``core.tool_calls``); empty where none were offered.
-    ``stages`` are the peers of the run in order, the driver first; ``model_digest`` is the file's.
+    ``stages`` are the peers of the run in order, the driver first; ``model_digest`` is the file's. ``model`` is the
+    name that the ingress asked for, which it may have chosen itself; no driver says it.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -234,6 +235,7 @@ class GenerationStarted:
     call_format: str = ""
     model_digest: str = ""
     stages: tuple[RoutedStage, ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,9 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
         answers = [pool.submit(ask, ingress, model) for model in (TINY, OTHER)]
         (first, first_s), (other, _) = (answer.result() for answer in answers)
     with ingress.client() as client:
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [OTHER, TINY]
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [OTHER, TINY, "auto"]
+    chosen = [ingress.complete("auto", PROMPT, max_tokens=12, temperature=0) for _ in range(2)]
+    assert [tokens_of(answer) for answer in chosen] == 2 * [{TINY: first, OTHER: other}[chosen[0]["model"]]]
     assert len(first) == len(other) == 12
     assert first != other
     assert holder.wait_for("load_on_demand")["reason"] == "no_server"

@@ -101,6 +101,35 @@ async def test_a_refusal_and_a_client_that_goes_away_count_against_nobody(
     assert made.choose([A, B], keys(SESSION)) == (A.peer, RouteReason.SESSION)
 
 
+def auto(text: str, asker: Asker = NOBODY) -> tuple[GenerationRequest, Asker]:
+    return GenerationRequest(bytes(16), "auto", Prompt(text=text), SamplingParameters()), asker
+
+
+async def test_a_conversation_stays_with_its_model_as_long_as_that_is_served() -> None:
+    made = choices()
+    runs = {name: [(A.peer, A.run_id)] for name in ("x", "y", "z")}
+    first = {text: made.choose_model(runs, *auto(text)) for text in map(str, range(40))}
+    assert set(first.values()) == {"x", "y", "z"}
+    assert {text: made.choose_model(runs, *auto(text)) for text in first} == first
+    del runs["x"]
+    assert {made.choose_model(runs, *auto(text)) for text in first} == {"y", "z"}
+    assert made.choose_model({}, *auto("0")) is None
+
+
+async def test_the_class_of_a_request_and_the_speed_of_drivers_choose_the_model(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    made = choices()
+    for _ in range(3):
+        await ask(made, A, keys(), token_s=0.2)
+        await ask(made, B, keys(), token_s=0.01)
+    runs = {"coder": [(A.peer, A.run_id)], "slow": [(A.peer, A.run_id)], "fast": [(B.peer, B.run_id)]}
+    assert made.choose_model(runs, *auto("Debug this function.")) == "coder"
+    chosen = [made.choose_model(runs, *auto(f"Hello {number}")) for number in range(200)]
+    assert chosen.count("fast") > 170
+    assert "coder" not in chosen
+
+
 async def test_requests_on_their_way_make_a_driver_slower(autojump_clock: trio.testing.MockClock) -> None:
     made = choices()
     await ask(made, A, keys(SESSION))

@@ -223,7 +223,7 @@ class _AnswerFacts:
         return AnswerHead(
             id=self._shape.id_prefix + self._call.request.request_id.hex(),
             created_unix_s=self._created_unix_s,
-            model=self._call.request.model,
+            model=self._require_started().model or self._call.request.model,
             fingerprint=self._require_started().fingerprint,
             wants_usage_chunk=self._call.wants_usage_chunk,
             prompt_tokens=len(self._require_started().prompt_tokens),
