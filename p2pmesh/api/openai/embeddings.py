@@ -106,7 +106,7 @@ class EmbeddingsEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             call = parse_embeddings(decode_object(await read_body(scope, receive)))
-            if not self._backend.is_ready():
+            if not self._backend.is_ready() and not self._backend.is_awaited(call.model):
                 raise Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(call.model))
         except P2PMeshError as error:
             await send_error(send, error, self._backend.status_retry_after_s())
