@@ -35,7 +35,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def launcher(cache_folder: Path) -> LlamaEngineLauncher:
     """Children without the probe, which has a test of its own."""
-    return LlamaEngineLauncher(LauncherOptions(str(cache_folder), is_probing=False))
+    options = LauncherOptions(str(cache_folder), is_probing=False, loading_silence_seconds=20)  # busy is not hung
+    return LlamaEngineLauncher(options)
 
 
 @pytest.fixture
