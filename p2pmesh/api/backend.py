@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from p2pmesh.core.affinity import NOBODY, Asker
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ class Backend(Protocol):
         the error may arrive inside an exception group.
         """
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
+    ) -> tuple[int, ...]:
         """Token ids of a text or a conversation, as a request would have them; raises ``P2PMeshError``."""
 
     async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:

@@ -14,7 +14,7 @@ from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.auto_model import names_with_auto
 from p2pmesh.core.invite_ledger import check_known
 from p2pmesh.node.node import Node
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
 
 RETRY_AFTER_S = 2
 
@@ -63,9 +63,11 @@ class NodeBackend:
             raise Refused(ErrorCode.MODEL_NOT_READY, "the node is starting; try again in a moment")
         return self._node.generate(request, asker)
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
+    ) -> tuple[int, ...]:
         """By whoever drives the model."""
-        answer = await self._running().tokenize(model, self.new_request_id(), prompt, add_special=add_special)
+        answer = await self._running().tokenize(model, self.new_request_id(), prompt, tools, add_special=add_special)
         return answer.tokens
 
     async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:

@@ -202,9 +202,9 @@ class Driver:
         finally:
             sequence.cancel()
 
-    async def tokenize(self, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, tools: ToolUse | None, *, add_special: bool) -> tuple[int, ...]:
         """Ids of a text or a conversation as a request would have them."""
-        tokens, _ = await self._tokenize(prompt, add_special=add_special)
+        tokens, _ = await self._tokenize(prompt, tools, add_special=add_special)
         return tokens
 
     def text_of(self, tokens: tuple[int, ...]) -> str:

@@ -245,7 +245,7 @@ def request_of(asked: Generate) -> GenerationRequest:
         asked.history,
         asked.top_logprobs,
         asked.grammar,
-        None if asked.tools is None else _tool_use_of(asked.tools),
+        None if asked.tools is None else tool_use_of(asked.tools),
         asked.continues or b"",
         asked.wants_embedding,
     )  # fmt: skip
@@ -257,7 +257,13 @@ def chat_message_of(entry: MessageEntry) -> ChatMessage:
     return ChatMessage(entry.role, entry.content, calls, entry.answers)
 
 
-def _tool_use_of(entry: ToolUseEntry) -> ToolUse:
+def tool_use_entry_of(tools: ToolUse) -> ToolUseEntry:
+    """Tools as they travel."""
+    return ToolUseEntry(tools.tools, tools.choice.value, tools.only, tools.may_repeat)
+
+
+def tool_use_of(entry: ToolUseEntry) -> ToolUse:
+    """Tools as they came; ``RemoteProtocolError`` for a choice that is none."""
     if entry.choice not in tuple(ToolChoice):
         raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"tools are called by choice, not {entry.choice[:32]!r}")
     return ToolUse(entry.tools, ToolChoice(entry.choice), entry.only, entry.may_repeat)
@@ -289,7 +295,7 @@ def _generate_of(request: GenerationRequest) -> Generate:
         request.top_logprobs,
         request.prompt.reasoning_effort,
         request.grammar,
-        None if tools is None else ToolUseEntry(tools.tools, tools.choice.value, tools.only, tools.may_repeat),
+        None if tools is None else tool_use_entry_of(tools),
         request.continues or None,
         request.wants_embedding,
     )  # fmt: skip

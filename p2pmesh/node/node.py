@@ -52,7 +52,7 @@ from p2pmesh.ports.grants import GrantStore
 from p2pmesh.ports.machine import Machine, SpeedStore
 from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +309,12 @@ class Node:
             async with self.ingress.generate(request, asker) as events:
                 yield events
 
-    async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
+    async def tokenize(
+        self, model: str, key: bytes, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
+    ) -> TextOrTokens:
         """Ids of a prompt, or the text of one that is ids."""
         await self.on_demand.await_served(model)
-        return await self.router.tokenize(model, key, prompt, add_special=add_special)
+        return await self.router.tokenize(model, key, prompt, tools, add_special=add_special)
 
     def _round_trips(self) -> dict[PeerId, int]:
         """To the peers whose links were measured, and to this node itself."""

@@ -19,7 +19,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.tokenizing import TextOrTokens, tokenize_here, tokenize_remotely
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.wire.announcement import Announcement, ServedModel
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
 
 MAX_TOLD_MODELS = 16
 """Names in one event or error; a count says how many there are."""
@@ -180,12 +180,14 @@ class Router:
             async with driven as events:
                 yield events, note
 
-    async def tokenize(self, model: str, key: bytes, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
+    async def tokenize(
+        self, model: str, key: bytes, prompt: Prompt, tools: ToolUse | None, *, add_special: bool
+    ) -> TextOrTokens:
         """Ids of a prompt, or the text of one that is ids, by whoever drives the model."""
         route = await self.find(model, AffinityKeys(None, key, None), Avoided(), may_repeat=True)
         if route.peer == self._overlay.own_peer:
-            return await tokenize_here(self._own_driver(route.model), prompt, add_special=add_special)
-        return await tokenize_remotely(self._overlay, route.peer, route.model, prompt, add_special=add_special)
+            return await tokenize_here(self._own_driver(route.model), prompt, tools, add_special=add_special)
+        return await tokenize_remotely(self._overlay, route.peer, route.model, prompt, tools, add_special=add_special)
 
     def _remote(
         self, route: Route, request: GenerationRequest, is_first: bool

@@ -9,11 +9,11 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.driver import TOKENIZE_TIMEOUT_S, Driver, Drivers
-from p2pmesh.node.exchanges import chat_message_of, message_entry_of
+from p2pmesh.node.exchanges import chat_message_of, message_entry_of, tool_use_entry_of, tool_use_of
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
 from p2pmesh.wire.control import Tokenize, Tokenized
-from p2pmesh.wire.generation import Prompt
+from p2pmesh.wire.generation import Prompt, ToolUse
 
 _ANSWER_TIMEOUT_S = TOKENIZE_TIMEOUT_S + 10.0
 
@@ -40,31 +40,33 @@ class TokenizeExchanges:
         entries = asked.messages
         messages = None if entries is None else tuple(map(chat_message_of, entries))
         prompt = Prompt(messages, asked.text, asked.tokens, asked.reasoning_effort)
-        answer = await tokenize_here(driver, prompt, add_special=asked.add_special)
+        tools = None if asked.tools is None else tool_use_of(asked.tools)
+        answer = await tokenize_here(driver, prompt, tools, add_special=asked.add_special)
         await stream.send(Tokenized(answer.tokens, answer.text))
         await stream.finish()
 
 
-async def tokenize_here(driver: Driver, prompt: Prompt, *, add_special: bool) -> TextOrTokens:
+async def tokenize_here(driver: Driver, prompt: Prompt, tools: ToolUse | None, *, add_special: bool) -> TextOrTokens:
     """By the driver of this node."""
     if prompt.tokens is not None:
         text = driver.text_of(prompt.tokens)
         if len(text.encode()) > MAX_TEXT_BYTES:
             raise Refused(ErrorCode.REQUEST_INVALID, f"the text is longer than {MAX_TEXT_BYTES} bytes; ask in parts")
         return TextOrTokens((), text)
-    tokens = await driver.tokenize(prompt, add_special=add_special)
+    tokens = await driver.tokenize(prompt, tools, add_special=add_special)
     if len(tokens) > MAX_PROMPT_TOKENS:
         raise Refused(ErrorCode.REQUEST_INVALID, f"the text has more than {MAX_PROMPT_TOKENS} tokens; ask in parts")
     return TextOrTokens(tokens, "")
 
 
 async def tokenize_remotely(
-    overlay: Overlay, peer: PeerId, model: str, prompt: Prompt, *, add_special: bool
+    overlay: Overlay, peer: PeerId, model: str, prompt: Prompt, tools: ToolUse | None, *, add_special: bool
 ) -> TextOrTokens:
     """By another peer that drives the model; ``PeerUnavailable`` if it does not answer in time."""
     messages = prompt.messages
     entries = None if messages is None else tuple(map(message_entry_of, messages))
-    asked = Tokenize(model, entries, prompt.text, prompt.tokens, add_special, prompt.reasoning_effort)
+    offered = None if tools is None else tool_use_entry_of(tools)
+    asked = Tokenize(model, entries, prompt.text, prompt.tokens, add_special, prompt.reasoning_effort, offered)
     with trio.move_on_after(_ANSWER_TIMEOUT_S):
         stream = await overlay.open_exchange(peer, asked)
         try:

@@ -522,6 +522,7 @@ class Tokenize:
     tokens: tuple[int, ...] | None = declared(Optional(ListOf(_TOKEN, MAX_PROMPT_TOKENS)), None)
     add_special: bool = declared(Boolean(), True)
     reasoning_effort: str = declared(Text(MAX_REASONING_EFFORT_BYTES), "")
+    tools: ToolUseEntry | None = declared(Optional(Record(ToolUseEntry)), None)
 
 
 @dataclass(frozen=True, slots=True)

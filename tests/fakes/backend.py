@@ -19,6 +19,7 @@ from p2pmesh.wire.generation import (
     GenerationStarted,
     Prompt,
     RoutedStage,
+    ToolUse,
 )
 
 RUN_ID = bytes(range(16))
@@ -106,11 +107,14 @@ class FakeBackend:
             else:
                 yield step
 
-    async def tokenize(self, model: str, prompt: Prompt, *, add_special: bool) -> tuple[int, ...]:
+    async def tokenize(
+        self, model: str, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
+    ) -> tuple[int, ...]:
         if self.entry_error is not None:
             raise self.entry_error
         text = prompt.text if prompt.messages is None else "".join(one.content for one in prompt.messages)
-        return (0,) * add_special + tuple((text or "").encode())
+        shown = "" if tools is None else tools.tools
+        return (0,) * add_special + tuple(((text or "") + shown).encode())
 
     async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:
         return bytes(tokens).decode()

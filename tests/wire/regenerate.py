@@ -472,6 +472,8 @@ def control_messages() -> list[tuple[str, Any]]:
         ("delta with an embedding", control.Delta((0,), "", (), struct.pack("<2f", 0.5, -1.0))),
         ("tokenize a text", control.Tokenize("smollm2-135m", text="Once", add_special=False)),
         ("tokenize a chat", control.Tokenize("smollm2-135m", messages=chat, reasoning_effort="none")),
+        ("tokenize a chat with tools", control.Tokenize("smollm2-135m", messages=called,
+                                                        tools=control.ToolUseEntry(weather, "auto", "", True))),
         ("tokenize what is tokens", control.Tokenize("smollm2-135m", tokens=(1, 2**31 - 1))),
         ("tokenized", control.Tokenized((1, 4093), "")),
         ("tokenized text", control.Tokenized((), "Grüße")),

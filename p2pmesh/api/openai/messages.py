@@ -71,8 +71,7 @@ MESSAGES_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
         "service_tier": Harmless((str,), lambda value: value in ("auto", "standard_only"), "'auto', 'standard_only'"),
     }
 )
-_COUNTED = frozenset({"messages", "model", "system", "thinking"})
-"""Tools are counted nowhere: a count without them would be too low, so it is refused with them."""
+_COUNTED = frozenset({"messages", "model", "system", "thinking", "tool_choice", "tools"})
 _ROLES = ("user", "assistant")
 _MAX_BLOCKS = 1024
 _BLOCK_FIELDS = frozenset({"type", "text", "cache_control", "citations"})
@@ -377,7 +376,8 @@ class CountTokens:
             fields = Fields(decode_object(await read_body(request.scope, request.receive)))
             check_names(fields, _COUNTED, {})
             model = read_model(fields)
-            tokens = await self._backend.tokenize(model, _read_prompt(fields), add_special=True)
+            prompt, tools = _read_prompt(fields), read_anthropic_tools(fields)
+            tokens = await self._backend.tokenize(model, prompt, tools, add_special=True)
         except P2PMeshError as error:
             pairs = error_headers(error, self._backend.status_retry_after_s())
             headers = {name.decode(): value.decode() for name, value in pairs}

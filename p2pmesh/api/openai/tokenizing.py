@@ -17,11 +17,12 @@ from p2pmesh.api.openai.chat import read_messages
 from p2pmesh.api.openai.completions import read_token_ids
 from p2pmesh.api.openai.fields import Fields, check_text, decode_object
 from p2pmesh.api.openai.parameters import check_names, read_model
+from p2pmesh.api.openai.tools import read_tools
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_PROMPT_TOKENS, MAX_TEXT_BYTES
 from p2pmesh.wire.generation import Prompt
 
-TOKENIZE = frozenset({"model", "prompt", "content", "messages", "add_special_tokens", "add_special"})
+TOKENIZE = frozenset({"model", "prompt", "content", "messages", "tools", "add_special_tokens", "add_special"})
 DETOKENIZE = frozenset({"model", "tokens"})
 
 
@@ -37,7 +38,8 @@ class TokenizeEndpoints:
             fields = await self._fields(request, TOKENIZE)
             listing = self._model(fields)
             add_special = _read_add_special(fields)
-            tokens = await self._backend.tokenize(listing.id, _read_prompt(fields), add_special=add_special)
+            prompt, tools = _read_prompt(fields), read_tools(fields)
+            tokens = await self._backend.tokenize(listing.id, prompt, tools, add_special=add_special)
         except P2PMeshError as error:
             return error_response(error, self._backend.status_retry_after_s())
         known = {} if listing.context_tokens is None else {"max_model_len": listing.context_tokens}

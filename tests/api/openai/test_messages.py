@@ -113,6 +113,10 @@ async def test_tokens_are_counted() -> None:
     client = AsgiClient(json.dumps({key: BASE[key] for key in ("model", "messages")}).encode())
     await client.run(openai_app(FakeBackend()), "/v1/messages/count_tokens")
     assert client.json() == {"input_tokens": 3}
+    body = {**{key: BASE[key] for key in ("model", "messages")}, "tools": [WEATHER]}
+    with_tools = AsgiClient(json.dumps(body).encode())
+    await with_tools.run(openai_app(FakeBackend()), "/v1/messages/count_tokens")
+    assert with_tools.json()["input_tokens"] > 3
 
 
 CALLED = (
