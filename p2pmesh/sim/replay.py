@@ -3,7 +3,8 @@
 The first line names the machine, ``{"machine": "generation"}``, and may say how it was made, as ``"setup"``. Each other
 line is one event with its time,
 ``{"now": 1200, "event": "CreditArrived", "fields": {"position": 256}}``. Bytes travel as hex, enums by value, nested
-records as maps. Deadline events are recorded like any other; a runner that keeps deadlines itself is given the rest.
+records as maps, and what a field is by default is left out, so that one may join. Deadline events are recorded like any
+other; a runner that keeps deadlines itself is given the rest.
 """
 
 import dataclasses
@@ -114,7 +115,8 @@ def _decode_line(number: int, line: str, known: dict[str, type[Any]]) -> Recorde
 
 # --- values -------------------------------------------------------------------
 def _encode_fields(record: Any) -> dict[str, Any]:
-    return {field.name: _encode(getattr(record, field.name)) for field in dataclasses.fields(record)}
+    given = ((field, getattr(record, field.name)) for field in dataclasses.fields(record))
+    return {field.name: _encode(value) for field, value in given if value != field.default}
 
 
 def _encode(value: Any) -> Any:
@@ -129,9 +131,10 @@ def _encode(value: Any) -> Any:
 
 def _decode_record(kind: type[Any], fields: Any) -> Any:
     hints = get_type_hints(kind)
-    if not isinstance(fields, dict) or set(fields) != set(hints):
+    needed = {field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING}
+    if not isinstance(fields, dict) or not needed <= set(fields) <= set(hints):
         raise ValueError(f"{kind.__name__} has the fields {', '.join(hints) or 'none'}")
-    return kind(**{name: _decode(hint, fields[name]) for name, hint in hints.items()})
+    return kind(**{name: _decode(hint, fields[name]) for name, hint in hints.items() if name in fields})
 
 
 def _decode(hint: Any, value: Any) -> Any:
@@ -140,7 +143,10 @@ def _decode(hint: Any, value: Any) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{value!r} is no list")
-        return tuple(_decode(get_args(hint)[0], item) for item in value)
+        parts = get_args(hint)
+        if parts[-1] is Ellipsis:
+            return tuple(_decode(parts[0], item) for item in value)
+        return tuple(_decode(part, item) for part, item in zip(parts, value, strict=True))
     if get_origin(hint) in (Union, types.UnionType):
         raise TypeError(f"{hint} is not recorded yet")
     if dataclasses.is_dataclass(hint):

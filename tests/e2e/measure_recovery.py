@@ -1,7 +1,8 @@
-"""What a loss costs: ``python -m tests.e2e.measure_recovery``, in the tree that is to be measured.
+"""What a loss costs: ``python -m tests.e2e.measure_recovery [spare]``, in the tree that is to be measured.
 
 Real nodes on loopback hold a small real model in three stages; while one request is answered the engine of each stage
-in turn is killed, and the time of the stall is told in its parts, by when the coordinator's events arrived here.
+in turn is killed, and the time of the stall is told in its parts, by when the coordinator's events arrived here. With
+``spare`` a fourth peer keeps engines ready; without, a placement has to load one.
 """
 
 import json
@@ -22,6 +23,8 @@ from tests.e2e.peers import Event, NodeProcess, Peers
 PROMPT = "The seven seas are " + "wide and deep and cold and " * 150
 TOKENS, STRIKE_AT = 192, 160
 ROUNDS = 3
+SPARE_S = 20.0
+"""Within it spare engines are loaded again."""
 
 
 def main() -> None:
@@ -38,11 +41,13 @@ def main() -> None:
 def measure(peers: Peers) -> None:
     """Three stages on three peers, a coordinator without memory that is the ingress."""
     coordinator = peers.found("coordinator", "--model", SMOLLM, "--split", "3", "--max-memory", "0")
-    for number in range(3):
+    has_spare = "spare" in sys.argv[1:]
+    for number in range(3 + has_spare):
         peers.join(f"peer-{number}", coordinator.invite, "--max-memory", "1GiB")
     ready = coordinator.wait_for("pipeline_ready")
     coordinator.wait_for("ready")
     calm = answer(coordinator, lambda: None)
+    time.sleep(SPARE_S * has_spare)
     print(f"load {os.getloadavg()[0]:.1f}, {len(calm)} tokens; detection, placement, replay, stall in ms")
     for stage in range(3):
         rounds = []
@@ -50,7 +55,7 @@ def measure(peers: Peers) -> None:
             ready, parts, same = lose(peers, coordinator, ready, stage, calm)
             rounds.append(parts)
             print(f"  stage {stage}: {parts} {'same tokens' if same else 'OTHER TOKENS'}", file=sys.stderr)
-            time.sleep(5)  # a run that served for less is not replaced at once
+            time.sleep(SPARE_S if has_spare else 5)  # a run that served for less is not replaced at once
         print(f"stage {stage} of 3 lost:", *(f"{statistics.median(part):6.0f}" for part in zip(*rounds, strict=True)))
 
 
@@ -76,7 +81,7 @@ def lose(
     """The run after the loss of a stage's engine, what the loss cost, and whether the answer was the same."""
     holder = ready["stages"][stage]["peer_id"]
     victim = next(node for node in peers.nodes if node.peer_id == holder)
-    (engine,) = victim.children()
+    engines = victim.children()
     mark, times, told = coordinator.mark(), {}, {}
 
     def watch() -> None:
@@ -89,7 +94,8 @@ def lose(
     def strike() -> None:
         watcher.start()
         times["strike"] = time.monotonic()
-        os.kill(engine, signal.SIGKILL)
+        for engine in engines:
+            os.kill(engine, signal.SIGKILL)
 
     tokens = answer(coordinator, strike)
     watcher.join()

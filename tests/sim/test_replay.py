@@ -14,11 +14,15 @@ from p2pmesh.core.membership import Announced, AnnouncementReceived, ConnectionL
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.sim.replay import MACHINES, Recorded, decode_recording, encode_recording, event_classes, replay
 from p2pmesh.wire.announcement import Announcement, ServedModel
+from p2pmesh.wire.token_report import TokenReport
 
 MODEL = ServedModel("m", "0" * 64, bytes(range(16)), 2, 4096)
 SAID = Announcement("a", "0" * 32, "näme", "1", 1, 2, 3, ("/ip4/1.2.3.4",), 10, 5, (MODEL,))
 
 st.register_type_strategy(Announced, st.from_type(Announcement))
+LOGPROBS = st.floats(allow_nan=False)  # which no report holds, and which equals not even itself
+TOPS = st.lists(st.tuples(st.integers(), LOGPROBS), max_size=3).map(tuple)
+st.register_type_strategy(TokenReport, st.builds(TokenReport, LOGPROBS, TOPS))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
