@@ -4,9 +4,9 @@ import pytest
 
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS
-from p2pmesh.core.planning.bytes import auto_contexts, planning_model
+from p2pmesh.core.planning.bytes import PREDICTED_POSITION, auto_contexts, planning_model
 from p2pmesh.core.wire_certificate import WireClearance
-from p2pmesh.model.cost import stage_bytes
+from p2pmesh.model.cost import kv_bytes_per_token, stage_bytes
 from p2pmesh.model.families import permitted_cuts
 from p2pmesh.model.gguf import GgufIndex, read_index
 from p2pmesh.wire.dtype import WireDtype
@@ -47,6 +47,14 @@ def test_the_wire_dtype_says_what_an_activation_takes_and_where_it_may_be_cut() 
     assert model.activation_bytes == 2 * index.hidden_size
     assert (model.wire_cuts, model.wire_reason) == (frozenset({2}), "only at 2")
     assert planning_model(index, [(512, 1)]).activation_bytes == 4 * index.hidden_size
+
+
+def test_a_token_reads_the_weights_and_the_cache_of_a_short_talk_in_each_layer() -> None:
+    index = index_of(tiny_llama())
+    model = planning_model(index, [(512, 1)])
+    assert model.cache_reads == tuple(PREDICTED_POSITION * size for size in kv_bytes_per_token(index))
+    assert min(model.cache_reads) > 0
+    assert model.reads == tuple(map(sum, zip(model.layer_reads, model.cache_reads, strict=True)))
 
 
 def test_contexts_to_choose_from_begin_at_what_the_model_knows() -> None:
