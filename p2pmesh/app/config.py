@@ -15,6 +15,7 @@ from p2pmesh.base.ids import OwnerId, is_owner_id
 from p2pmesh.base.limits import (
     DEFAULT_CONTEXT_TOKENS,
     DEFAULT_LANES,
+    DEFAULT_REPLAN_AFTER_S,
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
     MAX_ANNOUNCED_MODELS,
@@ -42,6 +43,7 @@ MAX_CONTEXT_TOKENS = 16_777_216
 MAX_PORT = 65_535
 MAX_DEVICES = 64
 MAX_IDLE_UNLOAD_S = 2_592_000
+MAX_REPLAN_AFTER_S = 86_400.0
 DEFAULT_CACHE_QUOTA_BYTES = 64 * GIB
 MIN_CACHE_QUOTA_BYTES = MIB
 
@@ -130,6 +132,7 @@ class UpOptions:
     excluded_models: tuple[str, ...] = ()
     on_demand: OnDemand = OnDemand.AUTO
     idle_unload_s: float | None = None
+    replan_after_s: float = DEFAULT_REPLAN_AFTER_S
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -153,6 +156,7 @@ class UpOptions:
         _check_devices(self)
         _check_wishes(self)
         _check_idle_unload(self.idle_unload_s)
+        _check_replan_after(self.replan_after_s)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
             raise _invalid("--cache-quota must be at least 1MiB")
@@ -357,6 +361,11 @@ def _check_wishes(options: UpOptions) -> None:
             )
         if name in options.models:
             raise _invalid(f"--model and --exclude-model both name {name[:80]}; leave one of them away")
+
+
+def _check_replan_after(after_s: float) -> None:
+    if not 0 <= after_s <= MAX_REPLAN_AFTER_S:
+        raise _invalid(f"--replan-after must be 0 (never) to {MAX_REPLAN_AFTER_S:.0f} s, not {after_s:g}")
 
 
 def _check_idle_unload(idle_s: float | None) -> None:

@@ -53,6 +53,7 @@ class EventName(StrEnum):
     MODEL_ALIASED = "model_aliased"
     REQUEST_RECOVERED = "request_recovered"
     RUN_TAKEN_OVER = "run_taken_over"
+    REPLANNED = "replanned"
     GOSSIP_PUBLISHED = "gossip_published"
     GOSSIP_DELIVERED = "gossip_delivered"
     READY = "ready"

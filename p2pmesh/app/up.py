@@ -309,6 +309,7 @@ class _Command:
             self._options.lanes,
             self._options.wire_dtype,
             self._options.cuts,
+            replan_after_s=self._options.replan_after_s,
         )
         model = await self._obtain(node, reference)
         await self._models.store.keep(model)

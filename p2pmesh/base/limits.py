@@ -147,6 +147,8 @@ MAX_PACKAGE_SIGNATURE_BYTES = 512
 
 # an engine process
 DEFAULT_LANES = 4
+DEFAULT_REPLAN_AFTER_S = 120.0
+"""A placement must have been clearly better for so long before a run moves to it."""
 DEFAULT_CONTEXT_TOKENS = 4096
 MAX_LANES = 64
 MAX_ENGINE_MESSAGE_BYTES = 128 * MIB

@@ -231,6 +231,13 @@ def _describe_taken_over(event: Event) -> Iterator[str]:
     yield f"{event.fields['model']} goes on: this node coordinates it instead of peer {_short(event.fields['from'])}"
 
 
+def _describe_replanned(event: Event) -> Iterator[str]:
+    fields = event.fields
+    before, after = fields["old_tpot_us"] / 1000, fields["new_tpot_us"] / 1000
+    peers = _count(len(fields["stages"]), "peer")
+    yield f"{fields['model']} moves to a better placement on {peers}: {before:.1f} ms a token before, {after:.1f} after"
+
+
 def _describe_message(event: Event) -> Iterator[str]:
     yield str(event.fields["message"])
 
@@ -371,6 +378,7 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.INVITE: _describe_invite,
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.RUN_TAKEN_OVER: _describe_taken_over,
+    EventName.REPLANNED: _describe_replanned,
     EventName.READY: _describe_ready,
     EventName.LOAD_ON_DEMAND: _describe_load_on_demand,
     EventName.MODEL_UNLOADED: _describe_unloaded,

@@ -25,7 +25,7 @@ from p2pmesh.app.config import (
     choose_home,
 )
 from p2pmesh.app.invite_text import read_invite_text
-from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
+from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.actions import STATE_HOME, Commands, add_home
 from p2pmesh.cli.auth_parser import add_auth
@@ -86,6 +86,13 @@ def _add_up(commands: Commands) -> None:
         metavar="SECONDS",
         type=float,
         help="unload a model so long after its last request (default: never)",
+    )
+    add(
+        "--replan-after",
+        metavar="SECONDS",
+        type=float,
+        default=DEFAULT_REPLAN_AFTER_S,
+        help="move a model once another placement was clearly better for so long; 0: never (default: %(default)g)",
     )
     add_joining(up)
     add("--name", help="how this node is called in the status of others")
@@ -269,6 +276,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         excluded_models=tuple(args.exclude_model),
         on_demand=OnDemand(args.on_demand),
         idle_unload_s=args.idle_unload,
+        replan_after_s=args.replan_after,
     )
 
 

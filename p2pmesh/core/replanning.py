@@ -48,6 +48,8 @@ class ReplanPolicy:
     gain_percent: int = 20
     keep_percent: int = 10
     gain_least_us: int = 2_000
+    slower_percent: int = 10
+    """What fewer peers may cost: times are known no better."""
     settle_us: int = 60_000_000
     """A run that has just begun to serve is left alone."""
     look_us: int = 60_000_000
@@ -76,7 +78,8 @@ def why_better(standing: Assessment, other: Assessment, policy: ReplanPolicy, pe
         return ReplanReason.OWNERS_WISH
     if other.unwanted > standing.unwanted:
         return None
-    if other.stage_count < standing.stage_count and other.tpot_us <= standing.tpot_us:
+    is_as_fast = 100 * other.tpot_us <= (100 + policy.slower_percent) * standing.tpot_us
+    if other.stage_count < standing.stage_count and is_as_fast:
         return ReplanReason.FEWER_PEERS
     gain_us = standing.tpot_us - other.tpot_us
     is_clear = gain_us >= policy.gain_least_us and 100 * gain_us >= percent * standing.tpot_us

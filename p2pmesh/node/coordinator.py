@@ -14,6 +14,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import ID_BYTES, Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core import replanning
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import accused_stage
 from p2pmesh.core.next_run import RunOutcome, RunPacing
@@ -25,6 +26,7 @@ from p2pmesh.core.planning.pricing import Prices, learn_overhead
 from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanRequest
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
 from p2pmesh.node.failures import unwrapped
+from p2pmesh.node.moving import Mover, Planning
 from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import CoordinatorParts, Run, RunEnding, ranges_of
@@ -56,6 +58,9 @@ class Coordinator:
         self._report = report
         self._candidates = Candidates(parts.overlay, parts.clock)
         self._standbys = Standbys(parts.overlay, self._request, self._standby_order)
+        self._mover = self._make_mover()
+        self._last: tuple[PlannedStage, ...] = ()
+        """Stages of the run that serves or served last, which a family with states goes back to."""
         self._policy = DEFAULT_POLICY
         self.run: Run | None = None
         self._blamed: tuple[PeerId, ...] = ()
@@ -74,7 +79,14 @@ class Coordinator:
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for a stage, now or in case."""
         is_of_run = self.run is not None and self.run.gives(digest, peer)
-        return is_of_run or self._standbys.gives(digest, peer)
+        return is_of_run or self._standbys.gives(digest, peer) or self._mover.gives(digest, peer)
+
+    def _make_mover(self) -> Mover:
+        parts, wait_s = self._parts, self._options.replan_after_s
+        draw = int.from_bytes(parts.entropy.random_bytes(4), "big") % replanning.MAX_JITTER
+        machine = replanning.Replanner(replanning.ReplanPolicy.after(wait_s), draw)
+        planning = Planning(self._request, plan_placement, self._standby_order)
+        return Mover(parts.overlay, parts.drivers, (machine, parts.clock), planning, self._report)
 
     @asynccontextmanager
     async def _standby_order(self, placement: Placement, index: int) -> AsyncIterator[LoadStage]:
@@ -94,11 +106,14 @@ class Coordinator:
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._standbys.keep)
+                nursery.start_soon(self._mover.keep)
                 await self._serve()
 
     async def keep_standbys(self) -> None:
         """For a run that another loaded, until cancelled; what it serves with is told by ``adopt``."""
-        await self._standbys.keep()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._standbys.keep)
+            nursery.start_soon(self._mover.keep)
 
     def adopt(self, stages: tuple[PlannedStage, ...]) -> None:
         """A run of these stages serves, and is watched from here."""
@@ -128,7 +143,8 @@ class Coordinator:
             following = pacing.after(_outcome_of(ending))
             if following.wait_us:
                 await trio.sleep(following.wait_us / MICROS_PER_SECOND)
-            placement = self._replace(placement, ending) if ending is not None and following.keeps_stages else None
+            is_kept = ending is not None and following.keeps_stages
+            placement = self._mover.take_next() or (self._replace(placement, ending) if is_kept and ending else None)
 
     def _replace(self, broken: Placement, ending: RunEnding) -> Placement | None:
         """The stages that are whole where they were, the lost one elsewhere; None where all must be planned anew."""
@@ -161,13 +177,20 @@ class Coordinator:
             run = self.run = Run(self._parts, self._make_orders(), placement, self._report, held)
             run.estimate = partial(self._estimate, placement)
             run.probe_steps = probe_steps
-            run.serves = self._standbys.want
+            run.serves = partial(self._note_serving, run)
             run.settled = partial(self._learn_overhead, placement)
             ending = await run.serve()
             self.run = None
+            self._mover.note_ended()
             self._report("model_withdrawn", {"model": self._model.name, "run_id": run_id.hex(), **ending.fields()})
         self._blame(placement, ending)
         return ending
+
+    def _note_serving(self, run: Run, placement: Placement) -> None:
+        self._standbys.want(placement)
+        self._last = placement.stages
+        if self._options.replan_after_s > 0:
+            self._mover.note_serving(run)
 
     def _learn_overhead(self, placement: Placement, timed: StepEstimate) -> None:
         if self._parts.links.matrix().knows_ring([stage.peer_id for stage in placement.stages]):
@@ -269,7 +292,9 @@ class Coordinator:
         peers = self._parts.profiles.refined((own, *others), self._model, reads)
         links = self._parts.links.matrix()
         count = self._options.stage_count
-        return PlanRequest(self._model.planning, peers, own_peer, count, links, policy=self._policy)
+        willing = {peer.peer_id for peer in peers if not peer.is_excluded}
+        kept = tuple(stage for stage in self._last if stage.peer_id in willing)
+        return PlanRequest(self._model.planning, peers, own_peer, count, links, kept, policy=self._policy)
 
 
 def _outcome_of(ending: RunEnding | None) -> RunOutcome:

@@ -45,6 +45,8 @@ from p2pmesh.wire.stage import StageFrame
 
 MAX_QUEUED_REQUESTS = 256
 QUEUE_TIMEOUT_S = 120.0
+HELD_S = 60.0
+"""So long requests are held at most while a run moves."""
 TOKENIZE_TIMEOUT_S = 30.0
 LEAST_PROBE_STEPS = 3
 MOST_PROBED_US = MICROS_PER_SECOND
@@ -105,6 +107,8 @@ class Driver:
         self._stage: FrameTaker | None = None
         self._lanes = trio.Semaphore(load.lanes)
         self._queued = 0
+        self._cause: P2PMeshError | None = None
+        """Why the run is over."""
         self._sequences: dict[tuple[bytes, int], Sequence] = {}
         self._pace = Pace()
         self.served = ServedSteps()
@@ -135,7 +139,8 @@ class Driver:
             await sequence.deliver(frame)
 
     def fail_all(self, error: P2PMeshError) -> None:
-        """The run broke: every sequence ends with its cause."""
+        """The run broke: every sequence ends with its cause, and so do requests that wait for one."""
+        self._cause = error
         for sequence in tuple(self._sequences.values()):
             sequence.end_with_run(error.code, error.message)
 
@@ -304,6 +309,33 @@ class Driver:
             self._queued -= 1
         if scope.cancelled_caught:
             raise Refused(ErrorCode.OVERLOADED, f"no lane came free in {QUEUE_TIMEOUT_S:.0f} s; try again later")
+        if self._cause is not None:
+            self._lanes.release()
+            raise self._cause
+
+    @asynccontextmanager
+    async def held(self, quiet_s: float) -> AsyncIterator[None]:
+        """Once nobody has asked for anything for so long: no sequence is left, and requests wait for a lane.
+
+        Those that came before get theirs first.
+        """
+        while (left_s := self._quiet_in_s(quiet_s)) > 0:
+            with trio.move_on_after(left_s):
+                await self.traffic.wait_beyond(self.traffic.count)
+        taken = 0
+        try:
+            for _ in range(self.load.lanes):
+                await self._lanes.acquire()
+                taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._lanes.release()
+
+    def _quiet_in_s(self, quiet_s: float) -> float:
+        if quiet_s and self.open_requests:
+            return quiet_s
+        return quiet_s - (self._clock.now() - self.idle_since) / MICROS_PER_SECOND if quiet_s else 0
 
     async def _tokenize(
         self, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
@@ -420,6 +452,12 @@ class Drivers:
     async def probe(self, run_id: bytes, steps: int) -> ProbeResult:
         """Real tokens through a run; see ``Driver.probe``."""
         return await self._find(run_id).probe(self._entropy.random_bytes(16), steps)
+
+    @asynccontextmanager
+    async def held(self, run_id: bytes, quiet_s: float) -> AsyncIterator[None]:
+        """See ``Driver.held``."""
+        async with self._find(run_id).held(quiet_s):
+            yield
 
     def publish(self, asked: PublishRun) -> None:
         """The run may be routed to."""

@@ -9,7 +9,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refuse
 from p2pmesh.base.ids import PeerId
 from p2pmesh.node.channels import MessageStream, error_of
 from p2pmesh.node.claims import Claims
-from p2pmesh.node.driver import Drivers
+from p2pmesh.node.driver import HELD_S, Drivers
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
@@ -23,6 +23,7 @@ from p2pmesh.wire.control import (
     Done,
     Finished,
     Generate,
+    HoldRun,
     LogprobEntry,
     MessageEntry,
     ProbeRun,
@@ -63,6 +64,7 @@ class DriverExchanges:
         self._claims = claims
         overlay.serve_exchange(ProbeRun, self._probe)
         overlay.serve_exchange(PublishRun, self._publish)
+        overlay.serve_exchange(HoldRun, self._hold)
         overlay.serve_exchange(Generate, self._generate)
 
     async def _probe(self, stream: MessageStream, asked: ProbeRun) -> None:
@@ -75,6 +77,17 @@ class DriverExchanges:
         self._drivers.publish(asked)
         await stream.send(Done())
         await stream.finish()
+
+    async def _hold(self, stream: MessageStream, asked: HoldRun) -> None:
+        """As long as its coordinator keeps the stream, within bounds."""
+        self._check_coordinator(stream.remote_peer, asked.run_id)
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+                async with self._drivers.held(asked.run_id, asked.quiet_ms / 1000):
+                    await stream.send(Done())
+                    await trio.sleep(HELD_S)
+                nursery.cancel_scope.cancel()
 
     def _check_coordinator(self, peer: PeerId, run_id: bytes) -> None:
         self._claims.check_coordinator(peer, self._drivers.load_of(run_id).model_digest, run_id)

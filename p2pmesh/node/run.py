@@ -227,6 +227,15 @@ class Run:
             await overlay.give_up(peer)
         return silent
 
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self._orders.name
+
+    def give_up(self, code: ErrorCode, text: str) -> None:
+        """Ends the run by no fault of its stages."""
+        self._runner.post(coordination.RunGivenUp(code, text))
+
     async def leave(self) -> None:
         """Gives the run to its other peers, if it serves and none of its stages is here."""
         is_here = any(stage.peer_id == self._parts.overlay.own_peer for stage in self.placement.stages)

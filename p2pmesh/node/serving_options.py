@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import LayerRange
+from p2pmesh.base.limits import DEFAULT_REPLAN_AFTER_S
 from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.core.planning.request import PlanningModel
 from p2pmesh.core.wire_certificate import WireClearance
@@ -17,7 +18,8 @@ from p2pmesh.wire.stage import WireDtype
 class ServingOptions:
     """How a model is to be served. ``stage_count`` None is automatic; ``cuts`` not empty are the only ones to use.
 
-    ``clearance`` says where the model may be cut with ``wire_dtype``.
+    ``clearance`` says where the model may be cut with ``wire_dtype``. A serving run moves to a clearly better placement
+    when that has been better for ``replan_after_s``; 0 never.
     """
 
     stage_count: int | None
@@ -26,6 +28,7 @@ class ServingOptions:
     wire_dtype: WireDtype
     cuts: tuple[int, ...] = ()
     clearance: WireClearance = field(default_factory=lambda: WireClearance(None, ""))
+    replan_after_s: float = DEFAULT_REPLAN_AFTER_S
 
 
 def planning_model_of(model: ModelFile, options: ServingOptions) -> PlanningModel:

@@ -315,6 +315,17 @@ class PublishRun:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldRun:
+    """Coordinator to the driver: begin nothing new, once nobody has asked for anything for ``quiet_ms``.
+
+    Answered by ``Done`` when no sequence is left; requests wait until the stream ends.
+    """
+
+    run_id: bytes = declared(_ID)
+    quiet_ms: int = declared(Integer(0, 3_600_000))
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """A request was carried out."""
 
@@ -619,6 +630,7 @@ KINDS: dict[str, type] = {
     "probe_run": ProbeRun,
     "probe_result": ProbeResult,
     "publish_run": PublishRun,
+    "hold_run": HoldRun,
     "done": Done,
     "fetch_artifact": FetchArtifact,
     "fetch_piece_list": FetchPieceList,

@@ -85,9 +85,9 @@ def test_a_fifth_less_time_per_token_is_better_and_less_is_not() -> None:
     assert better(one(5), one(4)) is None  # a fifth, but of nothing
 
 
-def test_fewer_peers_are_better_unless_that_is_slower() -> None:
-    assert better(one(100), one(100, 1)) is ReplanReason.FEWER_PEERS
-    assert better(one(100), one(101, 1)) is None
+def test_fewer_peers_are_better_unless_that_is_slower_by_more_than_a_tenth() -> None:
+    assert better(one(100), one(110, 1)) is ReplanReason.FEWER_PEERS
+    assert better(one(100), one(111, 1)) is None
 
 
 def test_an_owners_wish_counts_for_more_than_speed() -> None:

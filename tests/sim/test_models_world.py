@@ -112,7 +112,7 @@ def test_without_hysteresis_runs_flap(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the policy is for: the world can tell one without it."""
     scenario = dataclasses.replace(CALM, models=2, duration_us=300 * SECOND_US, longest_request_us=SECOND_US)
     assert simulate_models(scenario, 30, 1).moves <= 1
-    eager = replanning.ReplanPolicy(0, 0, 0, 1, SECOND_US, 1, 1, 1)
+    eager = replanning.ReplanPolicy(0, 0, 0, 10, 1, SECOND_US, 1, 1, 1)
     first = replanning.Replanner.__init__
     monkeypatch.setattr(replanning.Replanner, "__init__", lambda self, policy, jitter: first(self, eager, jitter))
     assert simulate_models(scenario, 30, 1).moves > 5

@@ -431,6 +431,7 @@ def control_messages() -> list[tuple[str, Any]]:
         ("probe_run", control.ProbeRun(RUN_ID, 16)),
         ("probe_result", control.ProbeResult(42, 135_000, 61_500)),
         ("publish_run", control.PublishRun(RUN_ID, "b9200-avx2-t2-f16", 63_000)),
+        ("hold_run", control.HoldRun(RUN_ID, 60_000)),
         ("done", control.Done()),
         ("fetch_artifact", control.FetchArtifact("cd" * 32, "ef" * 32, 1_048_576, 4_194_304)),
         ("fetch_piece_list", control.FetchPieceList("cd" * 32, "ef" * 32)),
@@ -638,6 +639,11 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "probe_run with more steps than may be asked for": {"steps": 65},
         "probe_run with negative steps": {"steps": -1},
         "probe_run with steps as text": {"steps": "16"},
+    }),
+    ("hold_run", {
+        "hold_run with a negative time": {"quiet_ms": -1},
+        "hold_run of more than an hour": {"quiet_ms": 3_600_001},
+        "hold_run without a time": {"quiet_ms": ...},
     }),
     ("publish_run", {
         "publish_run with a negative prediction": {"predicted_us": -1},

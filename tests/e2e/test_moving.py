@@ -1,0 +1,62 @@
+"""A peer joins that can hold alone what two hold: the run moves there, and a stream that is under way is not cut."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pmesh.base.ids import LayerRange
+from p2pmesh.base.limits import DEFAULT_LANES
+from p2pmesh.core.planning.bytes import planning_model
+from p2pmesh.model.gguf import read_index
+from tests.e2e.conftest import TINY
+from tests.e2e.peers import Peers, tokens_of
+from tests.fakes.memory_source import MemorySource
+
+PROMPT = "hello"
+LONG = 400
+CONTEXT = 8192
+
+
+def tokens_in(chunks: Iterator[dict[str, Any]]) -> int:
+    return sum(len(tokens_of(chunk)) for chunk in chunks)
+
+
+def test_a_run_moves_to_a_larger_peer_and_no_stream_is_cut(peers: Peers, small_bytes: str, tiny_model: Path) -> None:
+    coordinator = peers.found(
+        "coordinator",
+        "--model",
+        str(tiny_model),
+        "--max-memory",
+        "0",
+        "--replan-after",
+        "2",
+        "--ctx-size",
+        str(CONTEXT),
+    )
+    for number in range(2):
+        peers.join(f"small-{number}", coordinator.invite, "--max-memory", small_bytes)
+    before = coordinator.wait_for("pipeline_ready")
+    assert len(before["stages"]) == 2
+    undisturbed = coordinator.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    with coordinator.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
+        seen = 0
+        while seen < 5:
+            seen += len(tokens_of(next(chunks)))
+        large = peers.join("large", coordinator.invite, "--max-memory", "1GiB")
+        assert seen + tokens_in(chunks) == len(tokens_of(undisturbed))
+    moved = coordinator.wait_for("replanned")
+    assert moved["run_id"] == before["run_id"]
+    assert [stage["peer_id"] for stage in moved["stages"]] == [large.peer_id]
+    large.wait_for("ready")
+    after = coordinator.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    assert after["choices"] == undisturbed["choices"]
+
+
+@pytest.fixture
+def small_bytes(tiny_model: Path) -> str:
+    """Memory of a peer that has, with head room, not enough for all of the model, but for half of it."""
+    index = read_index(MemorySource(tiny_model.read_bytes()))
+    shape = planning_model(index, [(CONTEXT, DEFAULT_LANES)]).least
+    return str(shape.bytes_of(LayerRange(0, index.layer_count)))
