@@ -34,6 +34,8 @@ class Asker:
 
     session: str = ""
     client: str = ""
+    account: str = ""
+    """Whose turn a request takes: not of the client's choice alone."""
 
 
 NOBODY = Asker()

@@ -17,12 +17,14 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
+from p2pmesh.core.lane_queue import Claimant, LaneQueuePolicy
 from p2pmesh.core.reasoning import opens_reasoning
 from p2pmesh.core.served_steps import Comparison, ServedSteps
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.core.tool_calls.binding import bind_answer
 from p2pmesh.core.tool_calls.formats import find_format
 from p2pmesh.node.changes import Changes
+from p2pmesh.node.lane_turns import LaneTurns
 from p2pmesh.node.pace import Pace
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.sequences import Sequence, SequenceStart
@@ -43,10 +45,10 @@ from p2pmesh.wire.generation import (
 )
 from p2pmesh.wire.stage import StageFrame
 
-MAX_QUEUED_REQUESTS = 256
-QUEUE_TIMEOUT_S = 120.0
 HELD_S = 60.0
 """So long requests are held at most while a run moves."""
+_MOVER = Claimant("moving")
+"""Whose turn it is when a run that moves takes its lanes: a claimant like the peers."""
 TOKENIZE_TIMEOUT_S = 30.0
 LEAST_PROBE_STEPS = 3
 MOST_PROBED_US = MICROS_PER_SECOND
@@ -105,8 +107,7 @@ class Driver:
         self._clock = clock
         self._nursery = nursery
         self._stage: FrameTaker | None = None
-        self._lanes = trio.Semaphore(load.lanes)
-        self._queued = 0
+        self.lanes = LaneTurns(LaneQueuePolicy(load.lanes), clock)
         self._cause: P2PMeshError | None = None
         """Why the run is over."""
         self._sequences: dict[tuple[bytes, int], Sequence] = {}
@@ -165,10 +166,15 @@ class Driver:
         return ProbeResult(token, elapsed[0], round(median(elapsed[1:])) if elapsed[1:] else 0)
 
     @asynccontextmanager
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        """Events of one request, ``GenerationStarted`` first; leaving the scope cancels it on every stage."""
+    async def generate(
+        self, request: GenerationRequest, peer: str = ""
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        """Events of one request of a ``peer``, "" for this one's own clients; ``GenerationStarted`` first.
+
+        Leaving the scope cancels it on every stage.
+        """
         with self._counted():
-            async with self._admitted(request) as events:
+            async with self._admitted(request, Claimant(peer, request.client)) as events:
                 yield events
 
     @contextmanager
@@ -184,16 +190,18 @@ class Driver:
             self.traffic.mark()
 
     @asynccontextmanager
-    async def _admitted(self, request: GenerationRequest) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+    async def _admitted(
+        self, request: GenerationRequest, claimant: Claimant
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         prompt, is_reasoning = await self._tokenize(request.prompt, request.tools, add_special=True)
         self._check_length(prompt, self._checked(request.history))
-        await self._acquire_lane()
+        ticket = await self.lanes.take(claimant)
         try:
             sequence = self._open_sequence(request, prompt)
         except BaseException:
-            self._lanes.release()
+            self.lanes.give_back(ticket)
             raise
-        self._nursery.start_soon(self._run_sequence, sequence)
+        self._nursery.start_soon(self._run_sequence, sequence, ticket)
         try:
             call_format = "" if request.tools is None else self._engine.facts.call_format
             load = self.load
@@ -217,7 +225,7 @@ class Driver:
         pieces = self._vocabulary.pieces
         return b"".join(pieces[token] for token in self._checked(tokens)).decode("utf-8", "replace")
 
-    async def _run_sequence(self, sequence: Sequence) -> None:
+    async def _run_sequence(self, sequence: Sequence, ticket: int) -> None:
         """Apart from the request's own task, so that the lane is free only once every stage was told."""
         self._keep_watch()
         try:
@@ -225,7 +233,7 @@ class Driver:
         finally:
             self._sequences.pop(sequence.key, None)
             self._end_watch()
-            self._lanes.release()
+            self.lanes.give_back(ticket)
             self.ended.mark()
 
     def _keep_watch(self) -> None:
@@ -259,6 +267,8 @@ class Driver:
             self._report("tpot_compared", describe_driven(self.load, compared))
 
     def _open_sequence(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Sequence:
+        if self._cause is not None:
+            raise self._cause  # it ended while the request waited for its lane
         if self._stage is None:
             raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
         machine = GenerationMachine(
@@ -297,40 +307,23 @@ class Driver:
         form = find_format(self._engine.facts.call_format)
         return bind_answer(request.grammar, request.tools, form, is_reasoning=is_reasoning)
 
-    async def _acquire_lane(self) -> None:
-        """A lane, in the order of arrival; a queue that is full or does not move refuses."""
-        if self._queued >= MAX_QUEUED_REQUESTS:
-            raise Refused(ErrorCode.OVERLOADED, f"{self._queued} requests wait for this model; try again later")
-        self._queued += 1
-        try:
-            with trio.move_on_after(QUEUE_TIMEOUT_S) as scope:
-                await self._lanes.acquire()
-        finally:
-            self._queued -= 1
-        if scope.cancelled_caught:
-            raise Refused(ErrorCode.OVERLOADED, f"no lane came free in {QUEUE_TIMEOUT_S:.0f} s; try again later")
-        if self._cause is not None:
-            self._lanes.release()
-            raise self._cause
-
     @asynccontextmanager
     async def held(self, quiet_s: float) -> AsyncIterator[None]:
         """Once nobody has asked for anything for so long: no sequence is left, and requests wait for a lane.
 
-        Those that came before get theirs first.
+        Lanes are taken in turn with those who wait already.
         """
         while (left_s := self._quiet_in_s(quiet_s)) > 0:
             with trio.move_on_after(left_s):
                 await self.traffic.wait_beyond(self.traffic.count)
-        taken = 0
+        taken: list[int] = []
         try:
             for _ in range(self.load.lanes):
-                await self._lanes.acquire()
-                taken += 1
+                taken.append(await self.lanes.take(_MOVER))
             yield
         finally:
-            for _ in range(taken):
-                self._lanes.release()
+            for ticket in taken:
+                self.lanes.give_back(ticket)
 
     def _quiet_in_s(self, quiet_s: float) -> float:
         if quiet_s and self.open_requests:

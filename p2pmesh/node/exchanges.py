@@ -100,7 +100,7 @@ class DriverExchanges:
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
-                async with driver.generate(request) as events:
+                async with driver.generate(request, stream.remote_peer) as events:
                     async for event in events:
                         await stream.send(_message_of(event))
                 nursery.cancel_scope.cancel()
@@ -261,6 +261,7 @@ def request_of(asked: Generate) -> GenerationRequest:
         None if asked.tools is None else tool_use_of(asked.tools),
         asked.continues or b"",
         asked.wants_embedding,
+        asked.client or b"",
     )  # fmt: skip
 
 
@@ -311,4 +312,5 @@ def _generate_of(request: GenerationRequest) -> Generate:
         None if tools is None else tool_use_entry_of(tools),
         request.continues or None,
         request.wants_embedding,
+        request.client or None,
     )  # fmt: skip

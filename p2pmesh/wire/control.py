@@ -519,6 +519,7 @@ class Generate:
     tools: ToolUseEntry | None = declared(Optional(Record(ToolUseEntry)), None)
     continues: bytes | None = declared(Optional(_ID), None)
     wants_embedding: bool = declared(Boolean(), False)
+    client: bytes | None = declared(Optional(_ID), None)
 
 
 @dataclass(frozen=True, slots=True)

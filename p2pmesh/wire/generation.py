@@ -165,6 +165,7 @@ class GenerationRequest:
     answer; with ``tools`` the driver makes one of its own, in the model's own way of writing calls. ``continues`` is
     the request id under which it ran until a loss, empty for one that begins: stages may still hold its rows. With
     ``wants_embedding`` the prompt is read and no answer made: one token that means nothing carries the vector.
+    ``client`` is what the ingress calls who asks, empty for nobody in particular: it gives turns and nothing else.
     """
 
     request_id: bytes
@@ -180,6 +181,7 @@ class GenerationRequest:
     tools: ToolUse | None = None
     continues: bytes = b""
     wants_embedding: bool = False
+    client: bytes = b""
 
     def __post_init__(self) -> None:
         check_told(self.top_logprobs, wants_embedding=self.wants_embedding)

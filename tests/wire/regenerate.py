@@ -470,6 +470,8 @@ def control_messages() -> list[tuple[str, Any]]:
         ("started with tools", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 4093, False, "hermes")),
         ("generate an embedding", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once", max_tokens=1,
                                                    wants_embedding=True)),
+        ("generate for a client", control.Generate(REQUEST_ID, "smollm2-135m", greedy, text="Once",
+                                                   client=bytes(range(16, 32)))),
         ("delta with an embedding", control.Delta((0,), "", (), struct.pack("<2f", 0.5, -1.0))),
         ("tokenize a text", control.Tokenize("smollm2-135m", text="Once", add_special=False)),
         ("tokenize a chat", control.Tokenize("smollm2-135m", messages=chat, reasoning_effort="none")),
@@ -763,6 +765,12 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "generate that continues an id of 15 bytes": {"continues": bytes(15)},
         "generate that continues an id of 17 bytes": {"continues": bytes(17)},
         "generate that continues text": {"continues": "0" * 16},
+    }),
+    ("generate for a client", {
+        "generate for a client of 15 bytes": {"client": bytes(15)},
+        "generate for a client of 17 bytes": {"client": bytes(17)},
+        "generate for a client in text": {"client": "0" * 16},
+        "generate for an empty client": {"client": b""},
     }),
     ("generate from a chat", {
         "generate with a message without content": {"messages": [{"role": "user"}]},

@@ -2,6 +2,8 @@
 
 A session is what ``prompt_cache_key`` or the header ``x-session-id`` names, a client what ``safety_identifier`` or
 ``user`` does (``metadata.user_id`` in Anthropic's shape). They choose among drivers, never the answer, and stay here.
+Turns at a model go by account: the API key where one counts, else the address that a request came from with the client
+that it names.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,8 @@ from starlette.types import Scope
 
 from p2pmesh.core.affinity import Asker
 
+KEY_ID = "p2pmesh.key_id"
+"""Where ``api.access`` leaves the id of the API key in a request's scope."""
 _SESSION_HEADER = b"x-session-id"
 
 
@@ -19,10 +23,17 @@ def asker_of(body: Mapping[str, Any], scope: Scope) -> Asker:
     header = dict(scope["headers"]).get(_SESSION_HEADER, b"").decode("latin-1")
     metadata = body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
-    return Asker(
-        _first_text(body.get("prompt_cache_key"), header),
-        _first_text(body.get("safety_identifier"), body.get("user"), user),
-    )
+    client = _first_text(body.get("safety_identifier"), body.get("user"), user)
+    return Asker(_first_text(body.get("prompt_cache_key"), header), client, account_of(scope, client))
+
+
+def account_of(scope: Scope, client: str = "") -> str:
+    """Who has a key has one account, whatever names it uses; a space divides, since no address or id has one."""
+    key_id = scope.get(KEY_ID)
+    if key_id:
+        return f"key {key_id}"
+    address = scope.get("client")
+    return f"address {address[0]} {client}" if address else ""
 
 
 def _first_text(*values: object) -> str:

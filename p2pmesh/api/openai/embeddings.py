@@ -16,12 +16,14 @@ from starlette.types import Receive, Scope, Send
 from p2pmesh.api.backend import Backend
 from p2pmesh.api.errors import error_body, error_of, invalid_parameter
 from p2pmesh.api.exchange import ClientGone, internal_error, is_client_gone, read_body, send_error, send_json
+from p2pmesh.api.openai.asking import account_of
 from p2pmesh.api.openai.completions import read_token_ids
 from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, cancel_on_disconnect
 from p2pmesh.api.openai.fields import Fields, check_text, decode_object, wrong_type
 from p2pmesh.api.openai.parameters import HARMLESS, Harmless, check_names, read_model
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_HIDDEN_SIZE, MAX_TEXT_BYTES
+from p2pmesh.core.affinity import Asker
 from p2pmesh.wire.generation import GenerationDelta, GenerationRequest, GenerationStarted, Prompt, SamplingParameters
 
 MAX_INPUTS = 2048
@@ -113,14 +115,14 @@ class EmbeddingsEndpoint:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
-            await self._answer(call, send)
+            await self._answer(call, Asker(account=account_of(scope)), send)
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, call: EmbeddingCall, send: Send) -> None:
+    async def _answer(self, call: EmbeddingCall, asker: Asker, send: Send) -> None:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""
         try:
             try:
-                answer = await _Reading(self._backend, call).answer()
+                answer = await _Reading(self._backend, call, asker).answer()
                 await send_json(send, 200, answer)
             except Exception as raised:  # noqa: BLE001 - the edge: any failure becomes an answer
                 if not is_client_gone(raised):
@@ -133,9 +135,10 @@ class EmbeddingsEndpoint:
 class _Reading:
     """The inputs of one request, a bounded number at a time."""
 
-    def __init__(self, backend: Backend, call: EmbeddingCall) -> None:
+    def __init__(self, backend: Backend, call: EmbeddingCall, asker: Asker) -> None:
         self._backend = backend
         self._call = call
+        self._asker = asker
         self._vectors: dict[int, Vector] = {}
         self._prompt_tokens = 0
 
@@ -169,7 +172,7 @@ class _Reading:
             self._backend.new_request_id(), self._call.model, prompt, _READING, max_tokens=1, wants_embedding=True
         )
         embedding = b""
-        async with self._backend.generate(request) as events:
+        async with self._backend.generate(request, self._asker) as events:
             async for event in events:
                 if isinstance(event, GenerationStarted):
                     self._prompt_tokens += len(event.prompt_tokens)
