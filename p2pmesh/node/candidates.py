@@ -17,6 +17,7 @@ from p2pmesh.ports.clock import Clock
 from p2pmesh.wire.announcement import Announcement
 
 MAX_MET_AT_ONCE = 16
+OTHERS_MEET_S = 0.5
 MEET_AGAIN_S = 30.0
 """A peer that could not be reached is not tried again before this long."""
 
@@ -109,12 +110,22 @@ class Candidates:
         self._accusers = {peer: told for peer, told in self._accusers.items() if told[1] > now}
 
     async def meet(self) -> bool:
-        """Says hello to known peers that offer memory, preferred and larger ones first; whether any was admitted."""
+        """Says hello to known peers that offer memory, preferred and larger ones first; whether any was admitted.
+
+        Once one was, the others have a moment left: a peer that is gone answers nothing for ten seconds.
+        """
         met = len(self._overlay.admitted_announcements())
         async with trio.open_nursery() as nursery:
+
+            async def meet_one(peer: PeerId) -> None:
+                await self._meet(peer)
+                if self._overlay.is_admitted(peer):
+                    scope = nursery.cancel_scope
+                    scope.deadline = min(scope.deadline, trio.current_time() + OTHERS_MEET_S)
+
             for peer in self._strangers()[:MAX_MET_AT_ONCE]:
                 self._tried[peer] = self._clock.now()
-                nursery.start_soon(self._meet, peer)
+                nursery.start_soon(meet_one, peer)
         return len(self._overlay.admitted_announcements()) > met
 
     def _strangers(self) -> list[PeerId]:

@@ -151,8 +151,13 @@ class Coordinator:
         out = (*ending.silent, *self._blamed)
         # everybody is here, but one stage does not reach the next: at another peer it may
         is_cut_off = ending.code is ErrorCode.PEER_UNREACHABLE and not out
-        lost = ending.index if ending.code in _ENGINE_DEATHS or is_cut_off else None
-        planned = plan_replacement(self._request(), broken, lost, out, self._standbys.peer_for)
+        planned: Placement | PlacementRefusal | None = None
+        if is_cut_off and ending.index is not None:
+            elsewhere = (broken.stages[ending.index].peer_id,)
+            planned = plan_replacement(self._request(), broken, None, elsewhere, self._standbys.peer_for)
+        if not isinstance(planned, Placement):
+            lost = ending.index if ending.code in _ENGINE_DEATHS else None
+            planned = plan_replacement(self._request(), broken, lost, out, self._standbys.peer_for)
         if not isinstance(planned, Placement):
             return None
         self._report("placement", describe_placement(self._model.name, planned))

@@ -7,6 +7,7 @@ from trio.testing import MockClock
 
 from p2pmesh.base.errors import ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.limits import STAGE_PROTOCOL
 from p2pmesh.ports.network import ByteStream, Network, StreamServer
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh
 from tests.fakes.models import FakeModelStore
@@ -20,6 +21,8 @@ class PatchyNetwork:
     def __init__(self, network: Network) -> None:
         self._network = network
         self.silent: set[str] = set()
+        self.way_s = 0.0
+        """Of each frame between stages."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -28,18 +31,21 @@ class PatchyNetwork:
         if peer in self.silent:
             await trio.sleep(timeout_s)
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"no stream to {peer}")
-        return _PatchyStream(await self._network.open_stream(peer, protocol_id, timeout_s), self)
+        stream = await self._network.open_stream(peer, protocol_id, timeout_s)
+        return _PatchyStream(stream, self, self.way_s * (protocol_id == STAGE_PROTOCOL))
 
     def serve(self, protocol_id: str, server: StreamServer) -> None:
         async def serve(stream: ByteStream) -> None:
-            await server(_PatchyStream(stream, self))  # type: ignore[arg-type]
+            way_s = self.way_s * (protocol_id == STAGE_PROTOCOL)
+            await server(_PatchyStream(stream, self, way_s))  # type: ignore[arg-type]
 
         self._network.serve(protocol_id, serve)
 
 
 class _PatchyStream:
-    def __init__(self, stream: ByteStream, network: PatchyNetwork) -> None:
+    def __init__(self, stream: ByteStream, network: PatchyNetwork, way_s: float) -> None:
         self._stream = stream
+        self._way_s = way_s
         self._network = network
 
     def __getattr__(self, name: str) -> Any:
@@ -50,10 +56,14 @@ class _PatchyStream:
         return self._stream.remote_peer in self._network.silent
 
     async def send(self, data: bytes) -> None:
+        if self._way_s:
+            await trio.sleep(self._way_s)
         if not self._is_silent:
             await self._stream.send(data)
 
     def send_nowait(self, data: bytes) -> bool:
+        if self._way_s:
+            return False
         return True if self._is_silent else self._stream.send_nowait(data)
 
     async def receive_exactly(self, count: int) -> bytes:
