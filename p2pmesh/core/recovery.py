@@ -68,8 +68,9 @@ class RecoveryPolicy:
     """Times in microseconds.
 
     A request that has met nobody yet waits ``least_wait_us``. A stall may last as long as the request has run before
-    it, at least ``least_wait_us`` and at most ``longest_wait_us``. A run that was lost is asked again only after a
-    pause, which doubles from ``first_pause_us`` to ``longest_pause_us``; another one at once.
+    it, at least ``least_wait_us`` and at most ``longest_wait_us``; another loss within it grants the least again. A
+    run that was lost is asked again only after a pause, which doubles from ``first_pause_us`` to ``longest_pause_us``;
+    another one at once.
     """
 
     least_wait_us: int = 60_000_000
@@ -201,6 +202,8 @@ class RecoveryMachine:
         if is_loss and (failure.reached is Reached.ADMISSION or failure.code not in _ABSENT):
             self._losses += 1
             self._recoveries += 1
+            if not is_first:
+                self._grant_time(now)
         if self._losses >= self._policy.losses_without_token or self._recoveries > self._policy.most_recoveries:
             return (GiveUp(failure.code, failure.text),)
         if now >= self._gives_up_at:
@@ -216,6 +219,11 @@ class RecoveryMachine:
         if failure.code is ErrorCode.OVERLOADED:
             return False
         return self._is_awaited or (failure.reached is Reached.DRIVER and failure.code is ErrorCode.MODEL_NOT_READY)
+
+    def _grant_time(self, now: Micros) -> None:
+        """A run had taken the request up and was lost as well: the one after it gets its time, within the longest."""
+        latest = self.stalled_at + self._policy.longest_wait_us
+        self._gives_up_at = Micros(min(max(self._gives_up_at, now + self._policy.least_wait_us), latest))
 
     def _is_loss(self, failure: AttemptFailed) -> bool:
         """A driver that had admitted the request and is not ready any more has lost it."""

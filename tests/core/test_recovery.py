@@ -151,6 +151,18 @@ def test_a_request_that_breaks_one_placement_after_another_ends_with_its_error()
     assert feed(one, crash, 3) == (GiveUp(ErrorCode.ENGINE_CRASHED, "SIGSEGV"),)
 
 
+def test_a_loss_within_a_stall_grants_the_next_run_its_time_too() -> None:
+    one = machine()
+    assert feed(one, LOST, 500) == (Attempt(may_repeat=False),)
+    assert feed(one, LOST, 1400) == (Attempt(may_repeat=False),)
+    assert feed(one, NOBODY, 1401) == ()
+    feed(one, DeadlinePassed(), 1600)
+    assert feed(one, NOBODY, 1601) == ()  # the first stall alone would be over at 1500
+    assert feed(one, RoutesChanged(), 2399) == (Attempt(may_repeat=False),)
+    (ended,) = feed(one, NOBODY, 2400)
+    assert isinstance(ended, GiveUp)
+
+
 def test_a_new_token_makes_good_all_losses_before_it() -> None:
     one = machine()
     for at in range(20):
