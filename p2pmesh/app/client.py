@@ -35,7 +35,7 @@ def run_chat(options: ChatOptions, write: Callable[[str], None]) -> None:
     """Streams the answer to one prompt into ``write``, as it arises."""
     node = read_run_file(options.home)
     with _node_errors(options.home), _client(node.api_url) as client:
-        with client.stream("POST", "/v1/chat/completions", json=_chat_body(options)) as response:
+        with client.stream("POST", "/v1/chat/completions", headers=_bearer(node), json=_chat_body(options)) as response:
             if response.status_code != 200:
                 response.read()
                 raise _refusal(response)

@@ -19,6 +19,7 @@ from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
     MAX_ANNOUNCED_MODELS,
+    MAX_API_HOSTS,
     MAX_EXCLUDED_MODELS,
     MAX_LANES,
     MAX_LAYERS,
@@ -36,6 +37,7 @@ from p2pmesh.wire.schema import is_line
 
 HOME_VARIABLE = "P2PMESH_HOME"
 PASSPHRASE_VARIABLE = "P2PMESH_OWNER_PASSPHRASE"
+DEFAULT_API_HOST = "127.0.0.1"
 DEFAULT_API_PORT = 9337
 DEFAULT_CONSOLE_PORT = 3131
 MIN_CONTEXT_TOKENS = 64
@@ -97,7 +99,8 @@ class UpOptions:
     ``models`` are references as typed, resolved by the model store. ``artifact_transfer`` None is the default of the
     kind of mesh. ``announce`` is what others are told to dial, where it is not what ``listen`` says. ``devices`` are
     names of devices to run on, empty for the best; ``gpu_layers`` of a stage go to them, None all. ``on_demand`` auto
-    is on where no model is named; ``idle_unload_s`` None keeps what is loaded.
+    is on where no model is named; ``idle_unload_s`` None keeps what is loaded. ``/v1`` is bound to ``host`` and answers
+    under ``allowed_hosts`` beside its own names, and to pages of ``cors_origins``.
     """
 
     home: Path
@@ -133,6 +136,9 @@ class UpOptions:
     on_demand: OnDemand = OnDemand.AUTO
     idle_unload_s: float | None = None
     replan_after_s: float = DEFAULT_REPLAN_AFTER_S
+    host: str = DEFAULT_API_HOST
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -156,6 +162,7 @@ class UpOptions:
         _check_devices(self)
         _check_wishes(self)
         _check_idle_unload(self.idle_unload_s)
+        _check_access(self)
         _check_replan_after(self.replan_after_s)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
@@ -373,6 +380,20 @@ def _check_idle_unload(idle_s: float | None) -> None:
         raise _invalid(
             f"--idle-unload must be 1 to {MAX_IDLE_UNLOAD_S} seconds, not {idle_s:g}; leave it away for never"
         )
+
+
+def _check_access(options: UpOptions) -> None:
+    _check_range("the number of --allow-host", len(options.allowed_hosts), 0, MAX_API_HOSTS)
+    _check_range("the number of --cors-origin", len(options.cors_origins), 0, MAX_API_HOSTS)
+    if not options.host:
+        raise _invalid("--host is empty; give an address of this machine, or 0.0.0.0 for all")
+    for name in options.allowed_hosts:
+        if not name or not is_line(name) or any(mark in name for mark in "/:@ "):
+            raise _invalid(f"--allow-host takes a host's name without scheme or port, not {name[:40]!r}")
+    for origin in options.cors_origins:
+        scheme, mark, host = origin.partition("://")
+        if origin != "*" and not (scheme in ("http", "https") and mark and host and not set(host) & set("/@ ")):
+            raise _invalid(f"--cors-origin takes an origin such as https://chat.example, or *, not {origin[:40]!r}")
 
 
 def _check_devices(options: UpOptions) -> None:

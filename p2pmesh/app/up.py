@@ -35,10 +35,12 @@ from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.private_files import remove_drafts
 from p2pmesh.adapters.processors import usable_threads
+from p2pmesh.api.access import LOOPBACK_NAMES
 from p2pmesh.api.console import console_app
-from p2pmesh.api.openai.app import openai_app
+from p2pmesh.api.openai.app import AccessRules, openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
 from p2pmesh.app import events
+from p2pmesh.app.api_keys import HomeKeys
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles, now_unix_ms
 from p2pmesh.app.config import UpOptions
@@ -98,7 +100,7 @@ def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None) ->
         check_owner_key(owned, emit, is_key_named=options.owner_key is not None)
         _remove_drafts(home)
         with ExitStack() as sockets:  # before a mesh is founded: a failing command leaves none behind
-            api_socket = sockets.enter_context(bind_port(DEFAULT_HOST, options.port, "--port"))
+            api_socket = sockets.enter_context(bind_port(options.host, options.port, "--port"))
             console_socket = sockets.enter_context(bind_port(DEFAULT_HOST, options.console_port, "--console-port"))
             identity = load_or_create_identity(home)
             ownership = OwnershipWatch(owned, identity.peer_id, emit)
@@ -181,12 +183,19 @@ class _Command:
         run_file = RunFile(os.getpid(), self._api_url, console_url, token, self._identity.peer_id)
         write_run_file(self._options.home, run_file)
         for app, sock in (
-            (openai_app(backend), self._api_socket),
+            (openai_app(backend, self._access(token)), self._api_socket),
             (console_app(backend, token, backend), self._console_socket),
         ):
             self._http_servers += 1
             nursery.start_soon(self._serve_http_app, app, sock)
         self._emit(events.listening(self._api_url, console_url, self._identity.peer_id))
+
+    def _access(self, token: str) -> AccessRules:
+        """Names are checked on loopback, where nothing else keeps a foreign page out, and where names are given."""
+        options = self._options
+        is_open = options.host not in LOOPBACK_NAMES and not options.allowed_hosts
+        names = None if is_open else LOOPBACK_NAMES | {options.host, *map(str.lower, options.allowed_hosts)}
+        return AccessRules(HomeKeys(options.home, token), names, options.cors_origins)
 
     async def _serve_http_app(self, app: Any, sock: socket.socket) -> None:
         try:

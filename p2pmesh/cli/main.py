@@ -18,6 +18,7 @@ from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
+from p2pmesh.cli.key_parser import KEY_ACTIONS
 from p2pmesh.cli.models_parser import MODELS_ACTIONS
 from p2pmesh.cli.output import (
     EventPrinter,
@@ -113,6 +114,12 @@ def _models(args: Namespace) -> int:
     from p2pmesh.cli.models import run_models
 
     return run_models(args)
+
+
+def _key(args: Namespace) -> int:
+    from p2pmesh.cli.keys import run_key
+
+    return run_key(args)
 
 
 def _auth(args: Namespace) -> int:
@@ -236,6 +243,7 @@ _COMMANDS: Commands = {
     **dict.fromkeys((f"auth {action}" for action in AUTH_ACTIONS), _auth),
     **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
+    **dict.fromkeys((f"key {action}" for action in KEY_ACTIONS), _key),
     "certify wire": run_certify_wire,
     "certify families": run_certify_families,
     "plan": _plan,

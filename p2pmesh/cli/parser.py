@@ -31,6 +31,7 @@ from p2pmesh.cli.actions import STATE_HOME, Commands, add_home
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
+from p2pmesh.cli.key_parser import add_access, add_key
 from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
 from p2pmesh.cli.plan_parser import add_plan
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_auth(commands)
     add_invite(commands)
     add_peer(commands)
+    add_key(commands)
     add_certify(commands)
     add_plan(commands)
     _add_gpus(commands)
@@ -97,6 +99,7 @@ def _add_up(commands: Commands) -> None:
     add_joining(up)
     add("--name", help="how this node is called in the status of others")
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
+    add_access(up)
     add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
     add("--listen", metavar="MULTIADDR", action="append", default=[], help="address for peers; repeatable")
     add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that")
@@ -276,6 +279,9 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         excluded_models=tuple(args.exclude_model),
         on_demand=OnDemand(args.on_demand),
         idle_unload_s=args.idle_unload,
+        host=args.host,
+        allowed_hosts=tuple(args.allow_host),
+        cors_origins=tuple(args.cors_origin),
         replan_after_s=args.replan_after,
     )
 

@@ -1,5 +1,6 @@
 """The OpenAI surface as one Starlette application: its routes and the answers that generate nothing."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from p2pmesh import __version__
+from p2pmesh.api.access import CrossOrigin, KeyCheck, Keys, SameHost
 from p2pmesh.api.backend import Backend, ModelListing
 from p2pmesh.api.errors import INVALID_REQUEST, RequestError
 from p2pmesh.api.exchange import Exchange
@@ -27,9 +29,27 @@ from p2pmesh.api.openai.responses import ResponsesShape
 from p2pmesh.api.openai.tokenizing import TokenizeEndpoints
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 
+_FOREIGN_HOST = "the API answers only under its own host names and to its own pages: see --allow-host and --cors-origin"
 
-def openai_app(backend: Backend) -> Starlette:
-    """The application for the API port."""
+
+@dataclass(frozen=True, slots=True)
+class AccessRules:
+    """Who may ask: ``host_names`` None under any name, ``keys`` None with any key; pages of ``origins`` too."""
+
+    keys: Keys | None = None
+    host_names: frozenset[str] | None = None
+    origins: tuple[str, ...] = ()
+
+    def middleware(self) -> list[Middleware]:
+        """In the order of checking."""
+        names = Middleware(SameHost, host_names=self.host_names, told=_FOREIGN_HOST, origins=self.origins)
+        pages = [Middleware(CrossOrigin, origins=self.origins)] if self.origins else []
+        keys = [] if self.keys is None else [Middleware(KeyCheck, keys=self.keys)]
+        return [names, *pages, *keys]
+
+
+def openai_app(backend: Backend, access: AccessRules | None = None) -> Starlette:
+    """The application for the API port; without ``access`` whoever reaches it may ask."""
     metrics = Metrics(trio.current_time)
     metered = MeteredBackend(backend, metrics)
     answers, tokenizing = _Answers(backend, metrics), TokenizeEndpoints(backend)
@@ -55,6 +75,7 @@ def openai_app(backend: Backend) -> Starlette:
         middleware=[
             Middleware(CountedResponses, metrics=metrics, routes=frozenset(route.path for route in routes)),
             Middleware(Exchange, new_request_id=backend.new_request_id, retry_after_s=backend.status_retry_after_s),
+            *(access.middleware() if access is not None else ()),
         ],
         exception_handlers={HTTPException: answer_http_exception},
     )

@@ -11,10 +11,9 @@ from typing import Any
 
 from starlette.types import Scope
 
+from p2pmesh.api.access import KEY_ID
 from p2pmesh.core.affinity import Asker
 
-KEY_ID = "p2pmesh.key_id"
-"""Where ``api.access`` leaves the id of the API key in a request's scope."""
 _SESSION_HEADER = b"x-session-id"
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from p2pmesh.api.access import KEY_ID
 from p2pmesh.api.openai.app import openai_app
-from p2pmesh.api.openai.asking import KEY_ID, asker_of
+from p2pmesh.api.openai.asking import asker_of
 from p2pmesh.core.affinity import NOBODY, Asker
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.backend import MODEL, FakeBackend
