@@ -83,6 +83,11 @@ class ServingPolicy:
     room_idle_us: int = 60 * MICROS_PER_SECOND
     """A run that nobody used for so long makes room for a model that is waited for."""
 
+    @property
+    def all_ranks_us(self) -> int:
+        """By then each peer that would load a model has had its turn."""
+        return self.steps * self.step_us + self.late_us
+
 
 DEFAULT_POLICY = ServingPolicy()
 
@@ -339,9 +344,13 @@ class ServingMachine:
             room = self._room_for(loadable, look, now) if reason is LoadReason.NO_SERVER else None
             if room is not None:
                 return (room,)
-            if reason is LoadReason.NO_SERVER and loadable.may_be_split and not loadable.rivals:
+            if reason is LoadReason.NO_SERVER and loadable.may_be_split and self._have_rivals_passed(loadable, now):
                 return (Load(loadable.model, reason),)
         return ()
+
+    def _have_rivals_passed(self, loadable: Loadable, now: Micros) -> bool:
+        """Whether no peer is left that would hold the model whole: who says so, and does not, bars no split."""
+        return not loadable.rivals or now >= self._due[loadable.model] + self._policy.all_ranks_us
 
     def _would_leave_little(self, loadable: Loadable, look: Look) -> bool:
         left = look.memory_left_bytes
@@ -415,6 +424,7 @@ class ServingMachine:
         times = [*self._due.values(), self._barred_until, *(until for _, until in self._failures.values())]
         times += [Micros(since + policy.coming_us) for since in self._coming_since.values()]
         times += [Micros(at + policy.lost_us) for at in self._served_at.values()]
+        times += [Micros(due + policy.all_ranks_us) for due in self._due.values()]
         if self._low_since is not None:
             times += [Micros(self._low_since + policy.low_memory_us), self._next_relief]
         if policy.idle_unload_us is not None:

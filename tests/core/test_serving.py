@@ -114,10 +114,27 @@ def test_a_model_that_does_not_fit_is_split_only_where_no_peer_could_hold_it_who
     assert told(look(replace(large, may_be_split=True))) == (Load(A, LoadReason.NO_SERVER),)
     rival = replace(large, may_be_split=True, rivals=(Rival(PeerId("z"), is_waiting=True),))
     machine = ServingMachine(1)
-    for second in range(100):
+    for second in range(DEFAULT_POLICY.all_ranks_us // MICROS_PER_SECOND):  # it has its turn
         assert machine.handle(look(rival), at(second)) == ()
     busy = replace(large, may_be_split=True, servers=1, demand=Demand(per_minute=99))
     assert told(look(busy)) == ()
+
+
+def test_peers_that_say_that_they_have_room_and_do_nothing_bar_no_split() -> None:
+    machine = ServingMachine(1)
+    given = look(
+        loadable(needed_bytes=3 * GIB, is_awaited_here=True, may_be_split=True, rivals=(Rival(PeerId("liar")),))
+    )
+    assert machine.handle(given, START) == ()
+    now = START
+    for _ in range(100):
+        deadline = machine.deadline()
+        assert deadline is not None
+        now = deadline
+        if effects := machine.handle(given, now):
+            break
+    assert effects == (Load(A, LoadReason.NO_SERVER),)
+    assert now == DEFAULT_POLICY.all_ranks_us < at(60)  # requests still wait
 
 
 def test_an_unused_run_makes_room_for_a_model_that_is_waited_for() -> None:
