@@ -113,6 +113,11 @@ class _Held:
         run = None if self.coordinator is None else self.coordinator.run
         return run is not None and run.phase is RunPhase.SERVING
 
+    def wake(self) -> None:
+        """It was unloaded, and is asked for."""
+        self.is_loading = True
+        self.is_wanted.set()
+
 
 class OnDemand:
     """The models of one node, loaded and unloaded."""
@@ -290,6 +295,8 @@ class OnDemand:
             name, needed_bytes, can_be_cut = self._facts(model)
             if self._parts.stages.has_stage_of(name):
                 continue  # of another's run: no peer serves two coordinators of one model
+            if self._is_served_otherwise(name):
+                continue  # requests count for that name
             yield Loadable(
                 model,
                 needed_bytes,
@@ -350,8 +357,7 @@ class OnDemand:
                 self._report("load_on_demand", facts)
                 held = self._held.get(model)
                 if held is not None:
-                    held.is_loading = True
-                    held.is_wanted.set()
+                    held.wake()
                 else:
                     self._starting.add(model)
                     self._nursery.start_soon(self._load, model, self._shelf[model][0])
@@ -372,7 +378,9 @@ class OnDemand:
         try:
             file = await self._parts.shelf.load(known)
             try:
-                if not self._is_another_name(file):
+                if self._is_another_name(file):
+                    await self._await_other_name(model, file)
+                else:
                     await self.serve(file, self._options.serving, is_given=False)
             finally:
                 self._parts.shelf.release(file)
@@ -387,8 +395,23 @@ class OnDemand:
     def _is_another_name(self, file: ModelFile) -> bool:
         """Whether the very file is served under another name already, which is found out only by reading it."""
         self._parts.note_name(file)
-        served = self._parts.router.served_name(file.name)
-        return self.find(file.digest) is not None or served not in (None, file.name)
+        return self.find(file.digest) is not None or self._is_served_otherwise(file.name)
+
+    def _is_served_otherwise(self, name: str) -> bool:
+        return self._parts.router.served_name(name) not in (None, name)
+
+    async def _await_other_name(self, model: bytes, file: ModelFile) -> None:
+        """What is loaded here under another name, or was, serves under this one too: read again it would be no more."""
+        held = next((one for one in self._held.values() if one.model.digest == file.digest), None)
+        if held is None:
+            return
+        if held.coordinator is None:
+            held.wake()
+        with trio.move_on_after(LOAD_S):
+            while (held.is_loading or held.coordinator is not None) and not self._parts.router.is_served(file.name):
+                await self._changes.wait_beyond(self._changes.count)
+        if not self._parts.router.is_served(file.name):
+            self._note_failed(model, f"{held.model.name}, the same file, was not loaded")
 
     async def serve(self, file: ModelFile, options: ServingOptions, *, is_given: bool = True) -> None:
         """Serves a model: one that was given until cancelled, in turns where it is unloaded; others until then.

@@ -327,6 +327,22 @@ async def test_a_file_of_the_shelf_that_is_served_elsewhere_under_another_name_i
         assert peer.told("pipeline_ready") == []
 
 
+async def test_another_name_of_a_model_that_was_unloaded_here_brings_it_back(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        alias = replace(MODEL, name="alias")
+        shelf = FakeShelf(alias)
+        options = OnDemandOptions(SERVING, IDLE_S)
+        node = await mesh.found("node", store=FakeModelStore(MODEL), shelf=shelf, on_demand=options)
+        mesh.serve(node, MODEL)
+        await node.wait_told("model_unloaded", 1)
+        for times in (2, 3):
+            request = mesh.request(model="alias")
+            assert await node.ask(request) == expected(request)
+            await node.wait_told("model_unloaded", times)
+        assert len(shelf.loads) == 2
+        assert shelf.holds[MODEL.digest] == 0
+
+
 SPLIT = 76_000_000
 """Bytes of memory that hold not all of the fake model (75 MB and head room), but a half (68 MB)."""
 
