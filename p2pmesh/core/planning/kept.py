@@ -18,7 +18,7 @@ from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
 def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
     """A placement of ``request.kept`` and, for each gap between them, the peer that makes the shortest step.
 
-    Kept stages of peers that are not among ``request.peers`` are gaps. The shape is the least. A refusal names the
+    As in any plan, peers of rank 0 that need not be spared come first, then all of rank 0, then all. Kept stages of peers that are not among ``request.peers`` are gaps. The shape is the least. A refusal names the
     first gap that no peer holds.
     """
     here = {peer.peer_id for peer in request.peers}
@@ -33,7 +33,7 @@ def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
                 "none has room; start a peer"
             )
             return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, True, unused_peers(request, stages))
-        options = [_with_stage(request, stages, gap, peer) for peer in fitting]
+        options = [_with_stage(request, stages, gap, peer) for peer in _preferred(fitting)]
         ranked = [(prices.estimate(option).tpot_us + _penalty_us(prices, option), option) for option in options]
         stages = min(ranked, key=lambda item: (item[0], [stage.peer_id for stage in item[1]]))[1]
     placed = tuple(stages)
@@ -85,6 +85,11 @@ def _fitting(request: PlanRequest, stages: list[PlannedStage], gap: LayerRange) 
         and needed <= request.usable_bytes(peer)
         and (peer.most_layers is None or len(gap) <= peer.most_layers)
     ]
+
+
+def _preferred(peers: list[PlanningPeer]) -> list[PlanningPeer]:
+    trusted = [peer for peer in peers if peer.rank == 0]
+    return [peer for peer in trusted if not peer.is_spared] or trusted or peers
 
 
 def _with_stage(

@@ -599,3 +599,15 @@ def test_a_lost_stage_goes_where_an_engine_waits_and_the_others_stay() -> None:
     without_spare = plan_replacement(asked, split, None, {PeerId("p1"), PeerId("p2")}, spares.get)
     assert isinstance(without_spare, Placement)
     assert [stage.peer_id for stage in without_spare.stages] == ["p0", "p3"]
+
+
+@pytest.mark.parametrize("last", [{"rank": 1}, {"is_spared": True}])
+def test_a_lost_stage_goes_to_a_stranger_or_a_peer_to_be_spared_only_where_nobody_else_has_room(
+    last: dict[str, object],
+) -> None:
+    split = planned(request(even(8), (40, 40)))
+    fast = with_peer(request(even(8), (40, 40, 80, 80)), "p2", decode_bytes_per_s=1 << 40, **last)
+    for gone, heir in (({"p1"}, "p3"), ({"p1", "p3"}, "p2")):
+        found = plan_replacement(fast, split, None, gone, lambda layers: None)
+        assert isinstance(found, Placement)
+        assert [stage.peer_id for stage in found.stages] == ["p0", heir]
