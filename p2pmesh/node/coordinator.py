@@ -151,17 +151,23 @@ class Coordinator:
         out = (*ending.silent, *self._blamed)
         # everybody is here, but one stage does not reach the next: at another peer it may
         is_cut_off = ending.code is ErrorCode.PEER_UNREACHABLE and not out
-        planned: Placement | PlacementRefusal | None = None
+        planned: Placement | None = None
         if is_cut_off and ending.index is not None:
-            elsewhere = (broken.stages[ending.index].peer_id,)
-            planned = plan_replacement(self._request(), broken, None, elsewhere, self._standbys.peer_for)
-        if not isinstance(planned, Placement):
-            lost = ending.index if ending.code in _ENGINE_DEATHS else None
-            planned = plan_replacement(self._request(), broken, lost, out, self._standbys.peer_for)
-        if not isinstance(planned, Placement):
+            planned = self._replace_at(broken, None, (broken.stages[ending.index].peer_id,))
+        lost = ending.index if ending.code in _ENGINE_DEATHS else None
+        planned = planned or self._replace_at(broken, lost, out)
+        if planned is None:
             return None
         self._report("placement", describe_placement(self._model.name, planned))
         return planned
+
+    def _replace_at(self, broken: Placement, lost: int | None, out: tuple[PeerId, ...]) -> Placement | None:
+        """Over peers whose stages did not fail lately, where those suffice."""
+        for request in (self._request_beside(broken), self._request()):
+            planned = plan_replacement(request, broken, lost, out, self._standbys.peer_for)
+            if isinstance(planned, Placement):
+                return planned
+        return None
 
     async def leave_run(self) -> None:
         """This node goes: a run that serves without it is left to its other peers."""
@@ -278,6 +284,15 @@ class Coordinator:
     def _estimate(self, placement: Placement, measured: MeasuredRun | None) -> StepEstimate:
         """Of a placement that stands, by what is known of links and speeds now."""
         return Prices(self._request()).estimate(placement.stages, measured)
+
+    def _request_beside(self, run: Placement) -> PlanRequest:
+        """The run's own peers, and others whose stages did not fail lately."""
+        request = self._request()
+        if not self._candidates.has_failed:
+            return request
+        kept = {stage.peer_id for stage in run.stages}
+        kept |= {peer.peer_id for peer in self._request(with_failed=False).peers}
+        return replace(request, peers=tuple(peer for peer in request.peers if peer.peer_id in kept))
 
     def _request(self, *, with_failed: bool = True) -> PlanRequest:
         own_peer = self._parts.overlay.own_peer

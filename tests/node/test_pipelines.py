@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import Digest
 from p2pmesh.core.served_steps import COMPARED_TOKENS
-from p2pmesh.node.coordinator import PROBE_STEPS
+from p2pmesh.node.coordinator import FAILED_S, PROBE_STEPS, Coordinator
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -140,6 +140,18 @@ async def test_a_lost_peer_is_replaced(autojump_clock: MockClock, index: int) ->
         assert spare.peer in {stage["peer_id"] for stage in again["stages"]}
         request = mesh.request()
         assert await nodes[0].ask(request) == expected(request)
+
+
+async def test_a_lost_stage_goes_to_no_peer_that_failed_lately_where_there_is_another(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver, other = await chain(mesh, 2)
+        spares = sorted([(await mesh.join(f"spare-{n}", driver)).peer for n in range(2)])
+        (coordinator,) = driver.node.coordinators
+        assert isinstance(coordinator, Coordinator)
+        coordinator._candidates.note_failed(spares[0], FAILED_S)
+        mesh.overlay.kill(other.peer)
+        again = await driver.wait_told("pipeline_ready", times=2)
+        assert [stage["peer_id"] for stage in again["stages"]] == [driver.peer, spares[1]]
 
 
 async def test_without_a_spare_the_coordinator_waits_for_one(autojump_clock: MockClock) -> None:
