@@ -1,13 +1,21 @@
 """Syntax that commands with actions (``p2pmesh invite create``) share; part of ``cli.parser``."""
 
 import argparse
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from p2pmesh.app.config import HOME_VARIABLE
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 NODES_HOME = "the node's home"
 STATE_HOME = "keys, cache and state"
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of after all options that there are; so do its commands' parsers."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def add_group(commands: Commands, name: str, summary: str) -> Commands:

@@ -27,7 +27,7 @@ from p2pmesh.app.config import (
 from p2pmesh.app.invite_text import read_invite_text
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
-from p2pmesh.cli.actions import STATE_HOME, Commands, add_home
+from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
@@ -42,7 +42,7 @@ from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; ``command`` in its result names what to run."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="p2pmesh",
         description="Machines that people can spare, as one OpenAI-compatible endpoint.",
         allow_abbrev=False,

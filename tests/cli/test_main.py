@@ -86,6 +86,26 @@ def test_up_knows_whom_files_go_to_and_how_much_disk_they_take() -> None:
         up("--artifact-transfer", "all")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            "up --idle-unload soon",
+            "p2pmesh up: argument --idle-unload: invalid float value: 'soon'; see p2pmesh up --help",
+        ),
+        ("gpus --nonsense", "p2pmesh: unrecognized arguments: --nonsense; see p2pmesh --help"),
+        ("invite create --uses x", "p2pmesh invite create: argument"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[str], arguments: str, line: str) -> None:
+    with pytest.raises(SystemExit) as raised:
+        build_parser().parse_args(arguments.split())
+    assert raised.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(line)
+    assert told.count("\n") == 1
+
+
 def test_the_other_commands(home: Path) -> None:
     parse = build_parser().parse_args
     chat = chat_options(parse(["chat", "m", "hello there", "--seed", "5"]))
