@@ -25,10 +25,14 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """The peers that are looked at, the largest first, and what a stage on each may be."""
+    """The peers that are looked at, the largest first, and what a stage on each may be.
+
+    ``rooms`` are bytes that no stage on a peer can exceed, by its memory and by its owner's cap on layers.
+    """
 
     peers: tuple[PlanningPeer, ...]
     seats: tuple[Seat, ...]
+    rooms: tuple[int, ...]
     coordinator: int | None
     """The place of the coordinator, if it is among them."""
 
@@ -38,9 +42,10 @@ class Considered:
 
 
 def consider_peers(request: PlanRequest, prices: Prices) -> Considered:
-    """Peers that offer memory, the largest first, ties by peer id; the coordinator among them."""
-    offering = [peer for peer in request.peers if peer.offered_bytes > 0]
-    ordered = sorted(offering, key=lambda peer: (-peer.offered_bytes, peer.peer_id))
+    """Peers that offer memory, the largest rooms first, ties by offer and peer id; the coordinator among them."""
+    rooms = {peer.peer_id: _room_bytes(request, peer) for peer in request.peers if peer.offered_bytes > 0}
+    offering = [peer for peer in request.peers if peer.peer_id in rooms]
+    ordered = sorted(offering, key=lambda peer: (-rooms[peer.peer_id], -peer.offered_bytes, peer.peer_id))
     peers = ordered[: request.policy.most_peers]
     beyond = ordered[request.policy.most_peers :]
     peers[-1:] = [peer for peer in beyond if peer.peer_id == request.coordinator] or peers[-1:]
@@ -54,7 +59,16 @@ def consider_peers(request: PlanRequest, prices: Prices) -> Considered:
         for peer in peers
     )
     places = {peer.peer_id: place for place, peer in enumerate(peers)}
-    return Considered(tuple(peers), seats, None if request.coordinator is None else places.get(request.coordinator))
+    coordinator = None if request.coordinator is None else places.get(request.coordinator)
+    return Considered(tuple(peers), seats, tuple(rooms[peer.peer_id] for peer in peers), coordinator)
+
+
+def _room_bytes(request: PlanRequest, peer: PlanningPeer) -> int:
+    usable, shape = request.usable_bytes(peer), request.model.least
+    if peer.most_layers is None:
+        return usable
+    capped = peer.most_layers * max(shape.layer_bytes)
+    return min(usable, capped + shape.first_bytes + shape.last_bytes + shape.stage_bytes)
 
 
 class Change(NamedTuple):
@@ -167,9 +181,8 @@ class OrderSearch:
     # --- how many
     def fewest(self, counts: Sequence[int]) -> int | None:
         """The first of ``counts`` (ascending) in which some order fits."""
-        seats = self._considered.seats
-        usable = tuple(accumulate(seat.usable_bytes for seat in seats))
-        hopeful = [n for n in counts if n <= len(seats) and usable[n - 1] >= self._tables.whole_bytes]
+        rooms = tuple(accumulate(sorted(self._considered.rooms, reverse=True)))
+        hopeful = [n for n in counts if n <= len(rooms) and rooms[n - 1] >= self._tables.whole_bytes]
         if not hopeful:
             return None
         largest_first = self._tables.feasible_counts(range(hopeful[-1]))

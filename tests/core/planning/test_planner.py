@@ -583,6 +583,14 @@ def test_a_shortage_says_that_owners_cap_layers() -> None:
     assert "1 peers, 1 of them with a cap on layers, offer" in refused(asked).text
 
 
+@pytest.mark.parametrize("capped", [3, 70])
+def test_large_peers_of_which_their_owners_give_a_layer_stand_in_the_way_of_no_smaller_ones(capped: int) -> None:
+    asked = request(even(8), (1000,) * capped + (50,) * 12)
+    for number in range(capped):
+        asked = with_peer(asked, f"p{number}", most_layers=1)
+    assert len(planned(replace(asked, coordinator=None)).stages) == 2
+
+
 # --- what follows a broken run
 def test_a_lost_stage_goes_where_an_engine_waits_and_the_others_stay() -> None:
     asked = request(even(8), (40, 40, 40, 80))
