@@ -153,6 +153,8 @@ class Sequence:
         return generation.SequenceFailed(ErrorCode.FRAME_VALUE_INVALID, text)
 
     def _embedding_of(self, frame: StageFrame) -> generation.Event:
+        if len(frame.body) != 4 * self._start.hidden_size:
+            return self._distrust(f"an embedding of {len(frame.body)} bytes from the last stage")
         try:
             embedding = check_embedding(frame.body, self._start.hidden_size)
         except RemoteProtocolError as error:

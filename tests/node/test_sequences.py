@@ -5,7 +5,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.core.generation import GenerationMachine, GenerationPolicy
 from p2pmesh.core.text import TextAssembler
 from p2pmesh.node.sequences import EVENT_CAPACITY, GENERATION_CODES, Sequence, SequenceStart
@@ -37,6 +37,27 @@ async def test_a_stage_ends_a_generation_by_a_generations_codes_only(
     error = await ended_by(code, "what went wrong")
     assert error.code is (code if code in GENERATION_CODES else ErrorCode.INTERNAL)
     assert error.message == "what went wrong"
+
+
+@pytest.mark.parametrize(("body", "is_broken"), [(bytes(8), False), (bytes(4), True), (b"\xff" * 8, False)])
+async def test_a_run_ends_whose_last_stage_gives_no_embedding(
+    autojump_clock: MockClock, body: bytes, *, is_broken: bool
+) -> None:
+    request = GenerationRequest(bytes(16), "fake", Prompt(tokens=(1,)), GREEDY, max_tokens=1, wants_embedding=True)
+    policy = GenerationPolicy(chunk_tokens=8, credits=1, context_tokens=16)
+    machine = GenerationMachine((1,), 1, frozenset(), TextAssembler([b"a"]), policy)
+    broken: list[P2PMeshError] = []
+
+    async def answer(frame: StageFrame) -> None:
+        if frame.kind is FrameKind.PREFILL:
+            await sequence.deliver(
+                StageFrame(FrameKind.TOKEN, bytes(16), bytes(16), position=1, tokens=(0,), body=body)
+            )
+
+    start = SequenceStart(request, bytes(16), (1,), hidden_size=2)
+    sequence = Sequence(start, machine, answer, MockedClock(), broken.append)
+    await sequence.run()
+    assert bool(broken) is is_broken
 
 
 def test_which_codes_are_a_generations() -> None:
