@@ -124,12 +124,11 @@ class Router:
         peers = (own, *self._trusted())
         if any(served.name == model for peer in peers for served in peer.models):
             return model
-        for digest in (held.digest for peer in peers for held in peer.on_disk if held.name == model):
-            for peer in peers:
-                for served in peer.models:
-                    if served.digest == digest:
-                        return served.name
-        return None
+        files = dict.fromkeys(held.digest for peer in peers for held in peer.on_disk if held.name == model)
+        if not files:
+            return None
+        names = {served.digest: served.name for peer in reversed(peers) for served in reversed(peer.models)}
+        return next((names[digest] for digest in files if digest in names), None)
 
     def is_served(self, model: str) -> bool:
         """Whether somebody in view drives it, under whatever name."""
