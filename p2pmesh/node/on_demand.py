@@ -249,7 +249,7 @@ class OnDemand:
         now = self._parts.clock.now()
         others = self.demand.peers()
         self.demand.read(others)
-        if not self._shelf and not self._held:
+        if not self._shelf and not self._held and self._machine.deadline() is None:
             return ()
         self._note_loads(now)
         served = self.demand.served()

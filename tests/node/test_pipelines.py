@@ -142,7 +142,9 @@ async def test_a_lost_peer_is_replaced(autojump_clock: MockClock, index: int) ->
         assert await nodes[0].ask(request) == expected(request)
 
 
-async def test_a_lost_stage_goes_to_no_peer_that_failed_lately_where_there_is_another(autojump_clock: MockClock) -> None:
+async def test_a_lost_stage_goes_to_no_peer_that_failed_lately_where_there_is_another(
+    autojump_clock: MockClock,
+) -> None:
     async with open_mesh() as mesh:
         driver, other = await chain(mesh, 2)
         spares = sorted([(await mesh.join(f"spare-{n}", driver)).peer for n in range(2)])

@@ -18,8 +18,9 @@ from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
 def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
     """A placement of ``request.kept`` and, for each gap between them, the peer that makes the shortest step.
 
-    As in any plan, peers of rank 0 that need not be spared come first, then all of rank 0, then all. Kept stages of peers that are not among ``request.peers`` are gaps. The shape is the least. A refusal names the
-    first gap that no peer holds.
+    As in any plan, peers of rank 0 that need not be spared come first, then all of rank 0, then all. Kept stages of
+    peers that are not among ``request.peers`` are gaps. The shape is the least. A refusal names the first gap that no
+    peer holds.
     """
     here = {peer.peer_id for peer in request.peers}
     stages = sorted((stage for stage in request.kept if stage.peer_id in here), key=lambda stage: stage.layers)
