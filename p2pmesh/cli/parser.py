@@ -42,7 +42,7 @@ from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; ``command`` in its result names what to run."""
-    parser = OneLineParser(
+    parser: argparse.ArgumentParser = OneLineParser(
         prog="p2pmesh",
         description="Machines that people can spare, as one OpenAI-compatible endpoint.",
         allow_abbrev=False,
