@@ -237,6 +237,30 @@ class BenchTpotOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchStreamsOptions:
+    """What ``p2pmesh bench streams`` was asked to do: so many clients at once, each number of them in turn."""
+
+    home: Path
+    model: str | None = None
+    streams: tuple[int, ...] = (16, 64)
+    stages: int = 2
+    lanes: int = 16
+    prompt_tokens: int = 64
+    tokens: int = 64
+    context_tokens: int = 512
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        for count in self.streams:
+            _check_range("--streams", count, 1, 256)
+        _check_range("--stages", self.stages, 1, MAX_STAGES)
+        _check_range("--lanes", self.lanes, 1, MAX_LANES)
+        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
+        _check_range("--tokens", self.tokens, 2, MAX_CONTEXT_TOKENS)
+        _check_range("--ctx-size", self.context_tokens, self.prompt_tokens + self.tokens, MAX_CONTEXT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
 class BenchOverlayOptions:
     """What ``p2pmesh bench overlay`` was asked to do."""
 

@@ -31,6 +31,7 @@ from p2pmesh.cli.output import (
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
 from p2pmesh.cli.parser import (
     bench_decode_options,
+    bench_streams_options,
     bench_tpot_options,
     build_parser,
     chaos_options,
@@ -176,6 +177,13 @@ def _bench_tpot(args: Namespace) -> int:
     return run_tpot(options, sys.stdout)
 
 
+def _bench_streams(args: Namespace) -> int:
+    options = bench_streams_options(args)
+    from p2pmesh.app.bench_streams import run_streams
+
+    return run_streams(options, sys.stdout)
+
+
 def _bench_codecs(args: Namespace) -> int:
     from p2pmesh.app.bench_codecs import run_codecs
 
@@ -250,6 +258,7 @@ _COMMANDS: Commands = {
     "gpus": _gpus,
     "bench decode": _bench_decode,
     "bench tpot": _bench_tpot,
+    "bench streams": _bench_streams,
     "bench codecs": _bench_codecs,
     "bench memory": _bench_memory,
     "bench overlay": _bench_overlay,

@@ -16,6 +16,7 @@ from p2pmesh.app.config import (
     DEFAULT_CONSOLE_PORT,
     PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
+    BenchStreamsOptions,
     BenchTpotOptions,
     ChaosOptions,
     ChatOptions,
@@ -163,6 +164,15 @@ def _add_bench(commands: Commands) -> None:
     tpot.add_argument("--tokens", type=int, metavar="N", default=96, help="of each answer (default: %(default)s)")
     tpot.add_argument("--requests", type=int, metavar="N", default=3, help="that are timed (default: %(default)s)")
     tpot.add_argument("--json", action="store_true", help="as JSON")
+    streams = _add_command(actions, "streams", "Many clients at once on one split model: do all finish, and evenly?")
+    streams.add_argument("--model", metavar="REF", help="default: the demo model")
+    streams.add_argument("--streams", type=_counts, metavar="N,N", default=(16, 64), help="default: 16,64")
+    streams.add_argument("--stages", type=int, metavar="N", default=2, help="default: %(default)s")
+    streams.add_argument("--lanes", type=int, metavar="N", default=16, help="default: %(default)s")
+    streams.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    streams.add_argument("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
+    streams.add_argument("--ctx-size", type=int, metavar="N", default=512, help="of each lane (default: %(default)s)")
+    streams.add_argument("--json", action="store_true", help="as JSON")
     codecs = actions.add_parser("codecs", help="GB/s of each wire dtype on one core.", allow_abbrev=False)
     codecs.add_argument("--json", action="store_true", help="as JSON")
     memory = _add_command(actions, "memory", "What stages are charged, beside what their engines take.")
@@ -304,6 +314,14 @@ def bench_tpot_options(args: argparse.Namespace) -> BenchTpotOptions:
     return BenchTpotOptions(
         choose_home(args.home), args.model, args.stages, args.delays, args.prompt_tokens, args.tokens, args.requests,
         args.json,
+    )  # fmt: skip
+
+
+def bench_streams_options(args: argparse.Namespace) -> BenchStreamsOptions:
+    """The options of ``bench streams``."""
+    return BenchStreamsOptions(
+        choose_home(args.home), args.model, args.streams, args.stages, args.lanes, args.prompt_tokens, args.tokens,
+        args.ctx_size, args.json,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,44 @@ def test_a_client_that_hangs_up_frees_every_stage(pair: Pair, ingress: str, is_s
             pool.map(lambda _: node.complete(TINY, PROMPT, max_tokens=8, temperature=0), range(DEFAULT_LANES))
         )
     assert all(len(tokens_of(answer)) == 8 for answer in answers)
+
+
+@pytest.mark.slow
+def test_hanging_up_at_fifty_random_moments_leaves_no_lane_and_no_row(pair: Pair) -> None:
+    """Whole lanes full of rows are the proof: a row that was left behind would take the place of one of theirs."""
+    prompt = [4 + n % 200 for n in range(3800)]
+    before = [tokens_of(pair.driver.complete(TINY, prompt, max_tokens=8, temperature=0))] * DEFAULT_LANES
+    moments = random.Random(39)
+    with ThreadPoolExecutor(DEFAULT_LANES + 2) as pool:
+        list(pool.map(lambda moment: _hang_up(pair, *moment), [_moment(moments) for _ in range(50)]))
+    assert wait_until(lambda: pair.open_sequences() == [0, 0], CANCEL_S), pair.open_sequences()
+    with ThreadPoolExecutor(DEFAULT_LANES) as pool:
+        after = list(
+            pool.map(
+                lambda _: tokens_of(pair.driver.complete(TINY, prompt, max_tokens=8, temperature=0)),
+                range(DEFAULT_LANES),
+            )
+        )
+    assert after == before
+
+
+def _moment(moments: random.Random) -> tuple[int, int, int, bool]:
+    """Which node is asked, how long the prompt is, after how many bytes of the answer the client goes; streamed?"""
+    return (
+        moments.randrange(2),
+        moments.choice((5, 700, 3000)),
+        moments.choice((0, 1, 200, 4000)),
+        moments.random() < 0.8,
+    )
+
+
+def _hang_up(pair: Pair, asked: int, prompt_tokens: int, after_bytes: int, is_streamed: bool) -> None:
+    body = {"model": TINY, "prompt": [7] * prompt_tokens, "max_tokens": 900, "temperature": 0, "stream": is_streamed}
+    with _asking((pair.driver, pair.bystander)[asked], body) as connection:
+        connection.settimeout(60)
+        received = 0
+        while received < after_bytes and is_streamed:
+            received += len(connection.recv(256)) or after_bytes
 
 
 def _asking(node: NodeProcess, body: dict[str, object]) -> socket.socket:

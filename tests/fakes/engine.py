@@ -117,6 +117,11 @@ class FakeEngine:
         for frame in waiting:
             self._take(frame)
 
+    @property
+    def open_sequences(self) -> int:
+        """Whose rows it keeps for more to come."""
+        return len(self._sequences)
+
     def count(self, kind: FrameKind) -> int:
         """Frames of a kind that have come."""
         return sum(frame.kind is kind for frame in self.taken)
