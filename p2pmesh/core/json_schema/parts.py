@@ -42,6 +42,16 @@ def check_keywords(schema: Schema, path: str) -> None:
             raise SchemaUnsupported(f"{path}/{name}", f"{name} that holds something else than the standard says")
 
 
+def size_of(value: Any) -> int:
+    """How many values a JSON value holds, itself among them."""
+    count, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return count
+
+
 def _is_count(value: Any) -> bool:
     return _is_number(value) and value >= 0 and value == value // 1
 
@@ -129,10 +139,12 @@ def merge(left: Schema, right: Schema, path: str) -> Schema:
 
 
 def _check_closed(left: Schema, right: Schema, path: str) -> None:
-    """``additionalProperties`` counts the properties beside it alone, not those of the other schema."""
+    """``additionalProperties`` and ``items`` count what stands beside them alone, not what the other schema names."""
     for closed, other in ((left, right), (right, left)):
         if "additionalProperties" in closed and other.get("properties", {}).keys() - closed.get("properties", {}):
             raise SchemaUnsupported(path, "additionalProperties beside properties of another part")
+        if "items" in closed and other.get("prefixItems", []) not in ([], closed.get("prefixItems", [])):
+            raise SchemaUnsupported(path, "items beside prefixItems of another part")
 
 
 def _merge_keyword(name: str, left: Any, right: Any, path: str) -> Any:
@@ -211,8 +223,10 @@ def _values_of(schema: Schema) -> list[Any] | None:
 
 
 def _differ_in_a_property(left: Schema, right: Schema, path: str) -> bool:
-    common = [name for name in left.get("required", ()) if name in right.get("required", ())]
-    for name in common:
+    theirs_required = frozenset(right.get("required", ()))
+    for name in left.get("required", ()):
+        if name not in theirs_required:
+            continue
         ours, theirs = (schema.get("properties", {}).get(name) for schema in (left, right))
         if isinstance(ours, dict) and isinstance(theirs, dict) and are_disjoint(ours, theirs, path):
             return True

@@ -4,10 +4,13 @@ The part of ECMA-262 that is regular and means the same in Python: literals, cla
 opposites, groups, ``|``, quantifiers, ``^`` and ``$`` at the ends. Where dialects differ the narrower reading counts.
 """
 
+import re
+
 from p2pmesh.core.grammar.notation import Ranges, invert_ranges, merge_ranges
 from p2pmesh.core.json_schema.rules import either, literal
 
 _MAX_DEPTH = 32
+_BOUND = re.compile("[0-9]*")
 _ASCII: Ranges = ((0x20, 0x7E),)
 _SHORT = {"d": [(48, 57)], "w": [(48, 57), (65, 90), (95, 95), (97, 122)], "s": [(9, 10), (13, 13), (32, 32)]}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
@@ -73,7 +76,7 @@ class _Reader:
         elif sign == "{":
             end = self._pattern.find("}", self._at)
             bounds = self._pattern[self._at + 1 : end].split(",") if end > 0 else []
-            if not 1 <= len(bounds) <= 2 or not bounds[0].isdigit() or not all(b.isdigit() for b in bounds if b):
+            if not 1 <= len(bounds) <= 2 or not bounds[0] or not all(_BOUND.fullmatch(bound) for bound in bounds):
                 raise PatternUnsupported("'{' without bounds")
             sign = self._pattern[self._at : end + 1]
             self._at = end + 1

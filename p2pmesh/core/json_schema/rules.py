@@ -1,6 +1,7 @@
 """Rules of a grammar as they are collected, and the ones that any JSON needs."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 _ESCAPED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -63,15 +64,15 @@ class RuleBook:
     def __init__(self) -> None:
         self._rules: dict[str, str] = {}
         self._by_text: dict[str, str] = {}
+        self._with_stem: Counter[str] = Counter()
 
     def reserve(self, hint: str) -> str:
         """A fresh name, for a rule that may use itself."""
         stem = "r-" + (_NOT_IN_A_NAME.sub("-", hint)[:40].strip("-") or "x")
         name = stem
-        number = 1
-        while name in self._rules:
-            number += 1
-            name = f"{stem}-{number}"
+        while name in self._rules:  # hints differ where stems do not: ``a 2`` makes the name of the second ``a``
+            self._with_stem[stem] += 1
+            name = f"{stem}-{self._with_stem[stem] + 1}"
         self._rules[name] = ""
         return name
 

@@ -4,6 +4,7 @@ Owns which keywords are honoured and how; how schemas are combined is ``parts``'
 expressions ``patterns``'.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -25,17 +26,23 @@ from p2pmesh.core.json_schema.parts import (
     check_keywords,
     is_of,
     merge,
+    size_of,
     text_of,
     types_of,
 )
 from p2pmesh.core.json_schema.patterns import PatternUnsupported, translate_pattern
 from p2pmesh.core.json_schema.rules import RuleBook, either, following, list_of, literal, member, separated
 
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_DEPTH = 48
 _MAX_VALUES = 1000
 _MAX_PROPERTIES = 256
 _MAX_REFERENCES = 64
 _MAX_DIVISOR = 64
+_MAX_STEPS = 200_000
+"""Of one schema; a schema of some kilobytes can stand for millions of parts once its references are followed."""
+_STEPS_PER_PART = 10
+"""A part takes about as long as ten comparisons of values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ class _Translator:
         self._book = book
         self._root = root
         self._referenced: dict[str, str] = {}
+        self._steps_left = _MAX_STEPS
 
     def expression(self, schema: Any, path: str, depth: int) -> str:
         """What stands for a value of the schema in a series."""
@@ -86,7 +94,7 @@ class _Translator:
             raise SchemaUnsupported(path, "a schema that nothing satisfies" if schema is False else "what is no schema")
         if depth > _MAX_DEPTH:
             raise SchemaUnsupported(path, f"nesting beyond {_MAX_DEPTH}")
-        check_keywords(schema, path)
+        self._enter(schema, path)
         if "$ref" in schema:
             return self._reference(schema, path, depth)
         if "allOf" in schema:
@@ -98,6 +106,18 @@ class _Translator:
             return self._values(schema, path)
         ways = [self._of_type(name, schema, path, depth) for name in types_of(schema, path)]
         return either(ways)
+
+    def _enter(self, part: Schema, path: str) -> None:
+        """Every keyword of a part is looked at, and the work is counted."""
+        self._spend(_STEPS_PER_PART + sum(len(held) for held in part.values() if isinstance(held, dict | list)), path)
+        check_keywords(part, path)
+
+    def _spend(self, steps: int, path: str) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
+            raise SchemaUnsupported(
+                path, "a schema that takes this much work (references followed, ways of oneOf compared)"
+            )
 
     # --- combinations -------------------------------------------------------------
     def _reference(self, schema: Schema, path: str, depth: int) -> str:
@@ -117,7 +137,7 @@ class _Translator:
         found = self._root
         for part in target.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            if isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
                 found = found[int(name)]
             elif isinstance(found, dict) and name in found:
                 found = found[name]
@@ -137,7 +157,7 @@ class _Translator:
                 continue
             if not isinstance(part, dict):
                 raise SchemaUnsupported(path, "a schema that nothing satisfies")
-            check_keywords(part, path)
+            self._enter(part, path)
             waiting += part.get("allOf", [])
             if "$ref" in part:
                 waiting.append(self._resolve(part["$ref"], path))
@@ -165,8 +185,10 @@ class _Translator:
     def _check_disjoint(self, branches: Sequence[Any], path: str) -> None:
         """A text of ``oneOf`` must satisfy one branch alone, which a grammar cannot look at again."""
         plain = [self._merged(one, path) if isinstance(one, dict) else {} for one in branches]
+        sizes = [size_of(one) for one in plain]
         for index, left in enumerate(plain):
-            for right in plain[index + 1 :]:
+            for other, right in enumerate(plain[index + 1 :], index + 1):
+                self._spend(min(sizes[index], sizes[other]), path)
                 if not are_disjoint(left, right, path):
                     raise SchemaUnsupported(path, "oneOf whose ways may hold at once (anyOf is)")
 

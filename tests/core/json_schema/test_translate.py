@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2pmesh.base.limits import MAX_GRAMMAR_BYTES
+from p2pmesh.core.json_schema.rules import RuleBook
 from p2pmesh.core.json_schema.translate import Unsupported, translate_schema
 from tests.core.json_schema.suite import SCHEMAS, obj
 from tests.core.json_schema.walk import Walker
@@ -122,7 +123,7 @@ def test_strings_match_their_pattern(pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(?=a)", r"\bword", r"(a)\1", "a{2", "[a", "(a", "*", "a**", r"\p{L}", "a$b", "(^a)"]
+    "pattern", ["(?=a)", r"\bword", r"(a)\1", "a{2", "[a", "(a", "*", "a**", r"\p{L}", "a$b", "(^a)", "a{\u00b2}"]
 )
 def test_a_pattern_that_is_not_understood_is_refused(pattern):
     refusal = translate_schema({"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}})
@@ -161,6 +162,12 @@ REFUSED = {
     "no schema": ("string", ""),
     "false itself": (False, ""),
     "items in a list": ({"type": "array", "items": [{}]}, "/items"),
+    "items beside prefixItems": (
+        {"allOf": [{"type": "array", "prefixItems": [{"type": "string"}]}, {"items": {"type": "integer"}}]},
+        "",
+    ),
+    "an index that is no number": ({"anyOf": [{"type": "string"}, {"$ref": "#/anyOf/\u00b2"}]}, "/anyOf/1/$ref"),
+    "an index with a zero": ({"anyOf": [{"type": "string"}, {"$ref": "#/anyOf/00"}]}, "/anyOf/1/$ref"),
     "too many repeats": ({"type": "string", "maxLength": 100_000}, "/maxLength"),
 }
 
@@ -184,6 +191,48 @@ def test_a_deep_schema_and_a_large_one_are_refused():
     refusal = translate_schema(large)
     assert isinstance(refusal, Unsupported)
     assert str(MAX_GRAMMAR_BYTES) in refusal.problem
+
+
+def doubling(kind):
+    """Twenty definitions, each of the next one twice: a million parts if all are written out."""
+    both = {
+        "allOf": lambda ref: {"type": "object", "properties": {"a": {"allOf": [ref]}, "b": {"allOf": [ref]}}},
+        "anyOf": lambda ref: {"anyOf": [{"allOf": [ref]}, {"allOf": [ref]}]},
+    }[kind]
+    steps = {f"n{i}": both({"$ref": f"#/$defs/n{i + 1}"}) for i in range(20)}
+    return {"$defs": {**steps, "n20": {"type": "string"}}, "$ref": "#/$defs/n0"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        doubling("allOf"),
+        doubling("anyOf"),
+        {"oneOf": [{"const": i} for i in range(5000)]},
+        {"oneOf": [{"enum": [f"{i}-{j}" for j in range(1000)]} for i in range(64)]},
+        {"$defs": {"x": {"type": "string"}}, "allOf": [{"$ref": "#/$defs/x"}] * 300_000},
+    ],
+    ids=["allOf doubles", "anyOf doubles", "many ways", "ways of many values", "many parts"],
+)
+def test_work_beyond_reason_is_refused(schema):
+    refusal = translate_schema(schema)
+    assert isinstance(refusal, Unsupported)
+    assert "work" in refusal.problem
+
+
+def test_a_hint_that_many_rules_share_gives_each_a_name_of_its_own():
+    book = RuleBook()
+    book.reserve("x-2")
+    names = {book.add("x", str(number)) for number in range(20_000)}
+    assert len(names) == 20_000
+    assert "r-x-2" not in names
+
+
+def test_a_union_of_many_kinds_of_objects_is_not_too_much_work():
+    kinds = [
+        obj(["kind", "x"], kind={"const": f"k{i}"}, x={"type": "string"}, y={"type": "integer"}) for i in range(80)
+    ]
+    assert isinstance(translate_schema({"oneOf": kinds}), str)
 
 
 json_values = st.recursive(
