@@ -214,5 +214,6 @@ class EventStream:
 
     async def _put(self, text: str) -> None:
         async with self._turn:
-            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            body = text.encode("utf-8", "backslashreplace")  # what JSON can hold and UTF-8 cannot, as JSON writes it
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
             self._last_sent_s = trio.current_time()

@@ -66,7 +66,8 @@ class AsgiClient:
 
     @property
     def is_complete(self) -> bool:
-        return bool(self.sent) and self.sent[-1].get("more_body") is False
+        last = self.sent[-1] if self.sent else {"type": ""}
+        return last["type"] == "http.response.body" and not last.get("more_body", False)
 
     def json(self) -> Any:
         return json.loads(self.text)

@@ -13,6 +13,8 @@ from p2pmesh.api.errors import RequestError, invalid_parameter
 from p2pmesh.base.errors import ErrorCode, Refused
 
 _SHOWN_NAME_CHARACTERS = 64
+_MAX_DEPTH = 256
+"""Of objects and arrays within each other: what was read must also be written again, from deeper in the stack."""
 _TYPE_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
@@ -24,18 +26,42 @@ def describe_type(value: object) -> str:
 def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object in ``body``; ``Refused(REQUEST_INVALID)`` for anything else.
 
-    NaN and infinity, nesting that exhausts the parser and numbers of thousands of digits are refused here; lone
-    surrogates, which JSON can hold and UTF-8 cannot, by ``check_text``, which knows the parameter.
+    NaN and infinity (``1e999`` is one, once it is a double), nesting beyond ``_MAX_DEPTH`` and numbers of thousands of
+    digits are refused here; lone surrogates, which JSON can hold and UTF-8 cannot, by ``check_text``, which knows the
+    parameter.
     """
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
-        raise Refused(ErrorCode.REQUEST_INVALID, "the body's JSON is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError as error:  # also bad UTF-8 and over-long integers
         raise Refused(ErrorCode.REQUEST_INVALID, f"the body is not valid JSON: {_one_line(error)}") from None
     if not isinstance(value, dict):
         raise Refused(ErrorCode.REQUEST_INVALID, f"the body must be a JSON object, not {describe_type(value)}")
+    _check_depth(value)
     return value
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    """Level by level, so that no depth is too much for the check itself."""
+    level: list[Any] = [value]
+    for _ in range(_MAX_DEPTH):
+        members = (held.values() if isinstance(held, dict) else held for held in level)
+        level = [one for some in members for one in some if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> Refused:
+    return Refused(ErrorCode.REQUEST_INVALID, f"the body's JSON is nested more than {_MAX_DEPTH} deep")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise Refused(ErrorCode.REQUEST_INVALID, f"the body holds {digits[:32]}, a number beyond the range of a double")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -43,7 +69,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _one_line(error: ValueError) -> str:
-    text = " ".join(str(error).encode("utf-8", "replace").decode().split())
+    """What is wrong, without the advice to a Python program that may follow a semicolon."""
+    text = " ".join(str(error).encode("utf-8", "replace").decode().split(";")[0].split())
     return text[:200]
 
 

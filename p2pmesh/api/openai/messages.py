@@ -28,7 +28,7 @@ from p2pmesh.api.openai.parameters import (
 from p2pmesh.api.openai.reading import ChatReader
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
 from p2pmesh.api.openai.tool_shapes import read_anthropic_tools
-from p2pmesh.api.openai.tools import reader_of, show_calls
+from p2pmesh.api.openai.tools import read_tool_name, reader_of, show_calls
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import (
     MAX_CHAT_MESSAGES,
@@ -141,7 +141,7 @@ def _read_message(message: Fields, role: str) -> list[ChatMessage]:
 def _read_call(block: Fields) -> ToolCall:
     check_names(block, frozenset({"type", "id", "name", "input", "cache_control", "caller"}), {})
     arguments = block.object("input")
-    name = block.required_text("name", MAX_TOOL_NAME_BYTES)
+    name = read_tool_name(block)
     text = json.dumps({} if arguments is None else dict(arguments.values), ensure_ascii=False)
     check_text(text, block.param("input"), MAX_TEXT_BYTES)
     return ToolCall(block.required_text("id", MAX_TOOL_NAME_BYTES), name, text)

@@ -25,7 +25,7 @@ from p2pmesh.api.openai.reading import ChatReader
 from p2pmesh.api.openai.response_format import read_text_format
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
 from p2pmesh.api.openai.tool_shapes import read_flat_tools
-from p2pmesh.api.openai.tools import reader_of
+from p2pmesh.api.openai.tools import read_tool_name, reader_of
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOOL_NAME_BYTES, MAX_TOP_LOGPROBS
 from p2pmesh.core.tool_calls.reading import CallPart
@@ -179,7 +179,7 @@ def _read_item(item: Fields) -> ChatMessage | None:
 def _read_call(item: Fields) -> ToolCall:
     check_names(item, _OF_ITEMS | {"call_id", "name", "arguments"}, {})
     arguments = check_text(item.values.get("arguments"), item.param("arguments"), MAX_TEXT_BYTES, may_be_empty=True)
-    return ToolCall(_read_call_id(item), item.required_text("name", MAX_TOOL_NAME_BYTES), arguments)
+    return ToolCall(_read_call_id(item), read_tool_name(item), arguments)
 
 
 def _read_call_id(item: Fields) -> str:
@@ -366,8 +366,11 @@ class ResponsesStream:
         return (self._event(f"response.{self._status()}", {"response": self.response(usage)}),)
 
     def fail(self, error: P2PMeshError) -> Events:
-        """``response.failed``."""
-        said = error_body(error)["error"]
+        """``response.failed``; of a response that never began, an ``error``."""
+        said = error_body(error, ResponsesShape.prompt_param)["error"]
+        if self._head is None:
+            told = {"code": said["code"], "message": error.message, "param": said["param"]}
+            return (self._event("error", told),)
         told = {"code": said["code"] if http_error(error).status < 500 else "server_error", "message": error.message}
         return (self._event("response.failed", {"response": self._response("failed", None) | {"error": told}}),)
 

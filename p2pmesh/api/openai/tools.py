@@ -36,6 +36,15 @@ def read_tools(fields: Fields) -> ToolUse | None:
     return ToolUse(text, ToolChoice(choice), only, may_repeat)
 
 
+def read_tool_name(holder: Fields) -> str:
+    """The name of a function: of those that are offered, and of those that were called."""
+    param = holder.param("name")
+    name = holder.required_text("name", 1024)
+    if not TOOL_NAME.fullmatch(name):
+        raise invalid_parameter(param, f"{param} must be 1 to {MAX_TOOL_NAME_BYTES} letters, digits, '_' and '-'")
+    return name
+
+
 def read_calls(message: Fields) -> tuple[ToolCall, ...]:
     """The calls that an assistant's message made."""
     if not message.values.get("tool_calls"):
@@ -109,7 +118,7 @@ def _read_tool(entry: Fields) -> Tool:
     if function is None:
         raise invalid_parameter(entry.param("function"), f"{entry.param('function')} is required")
     check_names(function, frozenset({"name", "description", "parameters", "strict"}), _NO_NAMES)
-    name = _read_name(function)
+    name = read_tool_name(function)
     description = function.values.get("description")
     parameters = function.object("parameters")
     if parameters is not None:
@@ -129,14 +138,6 @@ def _check_text_within(parameters: Fields) -> None:
     except UnicodeEncodeError:
         text = f"{parameters.path} holds half of a surrogate pair, which is no character"
         raise invalid_parameter(parameters.path, text) from None
-
-
-def _read_name(function: Fields) -> str:
-    param = function.param("name")
-    name = function.required_text("name", 1024)
-    if not TOOL_NAME.fullmatch(name):
-        raise invalid_parameter(param, f"{param} must be 1 to {MAX_TOOL_NAME_BYTES} letters, digits, '_' and '-'")
-    return name
 
 
 def _read_choice(fields: Fields, names: set[str]) -> tuple[str, str]:
@@ -172,4 +173,4 @@ def _read_call(call: Fields) -> ToolCall:
     arguments = check_text(
         function.values.get("arguments"), function.param("arguments"), MAX_TEXT_BYTES, may_be_empty=True
     )
-    return ToolCall(call.required_text("id", MAX_TOOL_NAME_BYTES), _read_name(function), arguments)
+    return ToolCall(call.required_text("id", MAX_TOOL_NAME_BYTES), read_tool_name(function), arguments)

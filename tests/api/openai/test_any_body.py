@@ -61,6 +61,7 @@ SCALARS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=6)
     | st.sampled_from(WORDS)
+    | st.sampled_from(("\ud800", "\u00b2", "\0"))
 )
 VALUES = st.recursive(
     SCALARS,
@@ -75,6 +76,7 @@ CHANGES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=6), VALUES, 
 def status_of(path: str, body: dict[str, Any]) -> int:
     client = AsgiClient(json.dumps(body).encode())
     trio.run(client.run, openai_app(FakeBackend(script=SCRIPT)), path)
+    assert client.is_complete, body
     return client.status
 
 

@@ -20,6 +20,9 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError
         b'{"a": ' + b"9" * 5000 + b"}",
         b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b"[" * 5_000_000,
+        b'{"a": ' + b"[" * 256 + b"]" * 256 + b"}",
+        b'{"a": [1e999]}',
+        b'{"a": -1e400}',
     ],
 )
 def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
@@ -27,6 +30,19 @@ def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
         decode_object(body)
     assert raised.value.code is ErrorCode.REQUEST_INVALID
     assert "\n" not in raised.value.message
+
+
+def test_what_is_read_may_be_nested_as_deep_as_it_can_be_written() -> None:
+    assert decode_object(b'{"a": ' + b"[" * 255 + b"]" * 255 + b"}")
+    with pytest.raises(P2PMeshError, match="nested more than 256 deep"):
+        decode_object(b'{"a": ' + b"[" * 256 + b"]" * 256 + b"}")
+
+
+def test_a_refusal_gives_no_advice_to_python_programs() -> None:
+    with pytest.raises(P2PMeshError) as raised:
+        decode_object(b'{"a": ' + b"9" * 5000 + b"}")
+    assert "4300 digits" in raised.value.message
+    assert "sys." not in raised.value.message
 
 
 def test_a_pair_of_surrogate_escapes_is_a_character() -> None:

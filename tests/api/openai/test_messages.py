@@ -236,6 +236,15 @@ def test_a_conversation_arrives() -> None:
             ErrorCode.REQUEST_INVALID,
             "messages[0].content",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f g", "input": {}}]}
+                ]
+            },
+            ErrorCode.REQUEST_INVALID,
+            "messages[0].content[0].name",
+        ),
         ({"stop_sequences": ["a"] * 5}, ErrorCode.REQUEST_INVALID, "stop_sequences"),
         ({"thinking": {"type": "much"}}, ErrorCode.REQUEST_INVALID, "thinking.type"),
         ({"container": "x"}, ErrorCode.PARAMETER_UNSUPPORTED, "container"),

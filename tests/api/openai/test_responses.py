@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -118,6 +120,24 @@ async def test_an_answer_that_breaks_off_has_failed() -> None:
     assert last["response"]["error"] == {"code": "server_error", "message": "the engine died"}
     refused = await ask(FakeBackend(entry_error=Refused(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "9")), stream=True)
     assert (refused.status, refused.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_response_that_never_began_ends_with_an_error(autojump_clock: trio.testing.MockClock) -> None:
+    async def wait_long() -> None:
+        await trio.sleep(30)
+
+    gone = Refused(ErrorCode.MODEL_NOT_READY, "nobody took over in time")
+    client = await ask(FakeBackend(script=(wait_long, gone)), stream=True)
+    (event,) = events_of(client)
+    assert (event["type"], event["code"], event["message"]) == ("error", "model_not_ready", "nobody took over in time")
+    assert client.is_complete
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_what_utf_8_cannot_hold_is_given_back_as_json_writes_it(is_streamed: bool) -> None:
+    client = await ask(metadata={"a": "\ud800"}, stream=is_streamed)
+    answer = events_of(client)[-1]["response"] if is_streamed else client.json()
+    assert answer["metadata"] == {"a": "\ud800"}
 
 
 async def test_log_probabilities_come_where_they_are_included() -> None:
@@ -255,6 +275,11 @@ def test_a_schema_is_a_grammar() -> None:
             {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
             ErrorCode.REQUEST_INVALID,
             "input[0].arguments",
+        ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f \u00e9", "arguments": "{}"}]},
+            ErrorCode.REQUEST_INVALID,
+            "input[0].name",
         ),
         ({"input": [{"type": "function_call_output", "output": "1"}]}, ErrorCode.REQUEST_INVALID, "input[0].call_id"),
         ({"max_output_tokens": 0}, ErrorCode.REQUEST_INVALID, "max_output_tokens"),
