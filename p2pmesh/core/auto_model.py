@@ -28,6 +28,7 @@ LARGE_MILLIONS = 10_000
 QUICK_CHARACTERS = 160
 DEEP_CHARACTERS = 4000
 DEEP_TOKENS = 2048
+_HARD_EFFORTS = ("high", "xhigh", "max")
 _READ_CHARACTERS = 16_384
 """Of the words of a request; the classes of a longer one show before that."""
 
@@ -115,14 +116,14 @@ def _kind_of(request: GenerationRequest, words: str, effort: str) -> Kind:
         return Kind.TOOL
     if _CODE.search(words):
         return Kind.CODE
-    if effort in ("medium", "high", "xhigh") or _REASONING.search(words):
+    if effort in ("medium", *_HARD_EFFORTS) or _REASONING.search(words):
         return Kind.REASONING
     return Kind.CREATIVE if _CREATIVE.search(words) else Kind.CHAT
 
 
 def _depth_of(request: GenerationRequest, words: str, effort: str) -> Depth:
     limit = request.max_tokens
-    if effort in ("high", "xhigh") or len(words) > DEEP_CHARACTERS or (limit is not None and limit >= DEEP_TOKENS):
+    if effort in _HARD_EFFORTS or len(words) > DEEP_CHARACTERS or (limit is not None and limit >= DEEP_TOKENS):
         return Depth.DEEP
     is_quick = len(words) <= QUICK_CHARACTERS and effort in ("", "none", "minimal", "low")
     return Depth.QUICK if is_quick else Depth.MODERATE

@@ -46,6 +46,7 @@ def chosen_of(choices: list[ModelChoice], asked: RequestClass = CHAT, count: int
         (asks("Prove that the root of two is irrational."), Kind.REASONING, Depth.QUICK),
         (asks("Tell me about bread.", effort="medium"), Kind.REASONING, Depth.MODERATE),
         (asks("Tell me about bread.", effort="high"), Kind.REASONING, Depth.DEEP),
+        (asks("Tell me about bread.", effort="max"), Kind.REASONING, Depth.DEEP),
         (asks("Write a poem about the sea."), Kind.CREATIVE, Depth.QUICK),
         (replace(asks("Weather?"), tools=ToolUse("[]")), Kind.TOOL, Depth.QUICK),
         (asks("bread " * 50), Kind.CHAT, Depth.MODERATE),
