@@ -10,6 +10,7 @@ import threading
 import time
 
 from p2pmesh.adapters.child_environment import child_environment
+from p2pmesh.adapters.child_runs import run_module
 
 MAX_BLOCK_BYTES = 48 * 2**20
 BLOCKS_BYTES = 128 * 2**20
@@ -22,17 +23,10 @@ MAX_THREADS = 16
 
 def measure_memory_bytes_per_s(threads: int) -> int:
     """Blocks for about half a second; 0 where it cannot be measured, since nothing depends on it alone."""
-    command = [sys.executable, "-m", "p2pmesh.adapters.bandwidth", str(min(threads, MAX_THREADS))]
+    count, environment = str(min(threads, MAX_THREADS)), child_environment()
     try:
-        finished = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=True,
-            env=child_environment(),
-        )
-        return max(0, int(finished.stdout))
+        finished = run_module("p2pmesh.adapters.bandwidth", count, timeout_s=DEADLINE_S, environment=environment)
+        return max(0, int(finished.stdout)) if finished.returncode == 0 else 0
     except (OSError, subprocess.SubprocessError, ValueError):
         return 0
 

@@ -82,9 +82,6 @@ class ClaimsListener(Protocol):
     def on_run_moved(self, peer: ClaimsPeer, old: Claim) -> None:
         """The stage of a run at a peer is nobody's any more."""
 
-    def on_succession_due(self, peer: ClaimsPeer, life: int, claim: Claim) -> None:
-        """A peer is the next of a list whose coordinator is silent."""
-
     def on_held(self, peer: ClaimsPeer, seat: Seat, absent: tuple[PeerId, ...]) -> None:
         """A coordinator holds its claim."""
 
@@ -170,7 +167,7 @@ class ClaimPeers:
                 case grants.RunReleased(claim):
                     self._world.on_run_moved(peer, claim)
                 case grants.SuccessionDue(claim):
-                    self.later(0, partial(self._world.on_succession_due, peer, peer.life, claim))
+                    self.later(0, partial(self._succeed, peer, peer.life, claim))
                 case _:
                     answer = effect
         due = peer.grantor.deadline()
@@ -198,7 +195,27 @@ class ClaimPeers:
             del peer.stages[run.model]
             self.grant(peer, grants.StageEnded(digest_of(run.model), run.run_id))
 
+    def is_whole(self, run: SimRun) -> bool:
+        """Whether all stages are there, and reach each other."""
+        return all(
+            self.peers[number].is_up
+            and self.peers[number].stages.get(run.model) is run
+            and self._world.is_reached(number, run.stages[0])
+            for number in run.stages
+        )
+
     # --- coordinating ----------------------------------------------------------------
+    def _succeed(self, peer: ClaimsPeer, life: int, claim: Claim) -> None:
+        """The next of a list whose coordinator is silent takes its run over, if the stage is there."""
+        model = int(claim.model, 16)
+        if not peer.is_up or peer.life != life or model in peer.seats:
+            return
+        run = peer.stages.get(model)
+        if run is None or run.run_id != claim.run_id:
+            self.grant(peer, grants.StageEnded(claim.model, claim.run_id))
+        else:
+            self.sit(peer, run, is_takeover=True)
+
     def sit(self, peer: ClaimsPeer, run: SimRun, *, is_takeover: bool) -> Seat:
         """A peer claims a run."""
         digest = digest_of(run.model)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from p2pmesh.base.ids import PeerId
-from p2pmesh.core import claims, grants
+from p2pmesh.core import claims
 from p2pmesh.core.claims import Claim, ClaimPolicy
 from p2pmesh.sim.calendar import Calendar
 from p2pmesh.sim.chance import PER_MILLION, Draws
@@ -120,7 +120,7 @@ class ClaimsWorld:
         model = int(old.model, 16)
         run = peer.stages.get(model)
         if run is not None and run.run_id == old.run_id:
-            is_serving = run.is_published and not run.is_broken and self._is_whole(run)
+            is_serving = run.is_published and not run.is_broken and self._claims.is_whole(run)
             if is_serving and run.run_id not in self._given_up:
                 self._violate(f"{self._calendar.now_us} us: a run of model {model} that served was ended")
             self._claims.end_stage(peer, run)
@@ -145,17 +145,6 @@ class ClaimsWorld:
         self._counts["runs"] += 1
         run = SimRun(self._counts["runs"].to_bytes(16, "big"), model, stages)
         self._claims.sit(peer, run, is_takeover=False)
-
-    def on_succession_due(self, peer: ClaimsPeer, life: int, claim: Claim) -> None:
-        """Takes the run over, if its stage is there."""
-        model = int(claim.model, 16)
-        if not peer.is_up or peer.life != life or model in peer.seats:
-            return
-        run = peer.stages.get(model)
-        if run is None or run.run_id != claim.run_id:
-            self._claims.grant(peer, grants.StageEnded(claim.model, claim.run_id))
-        else:
-            self._claims.sit(peer, run, is_takeover=True)
 
     def on_lost(self, peer: ClaimsPeer, seat: Seat, ungranted: tuple[PeerId, ...]) -> None:
         """Steps down."""
@@ -291,17 +280,9 @@ class ClaimsWorld:
             self._note_conflicts(model)
             self._note_served(model)
 
-    def _is_whole(self, run: SimRun) -> bool:
-        return all(
-            self._peers[number].is_up
-            and self._peers[number].stages.get(run.model) is run
-            and self.is_reached(number, run.stages[0])
-            for number in run.stages
-        )
-
     def _note_served(self, model: int) -> None:
         runs = {id(run): run for n in self._pool(model) if (run := self._peers[n].stages.get(model)) is not None}
-        is_served = any(run.is_published and self._is_whole(run) for run in runs.values())
+        is_served = any(run.is_published and self._claims.is_whole(run) for run in runs.values())
         since = self._unserved_since[model]
         if is_served or not self._is_servable(model):
             self._unserved_since[model] = self._calendar.now_us

@@ -12,7 +12,7 @@ from heapq import nlargest
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import GIB, MIB
-from p2pmesh.core import claims, grants
+from p2pmesh.core import claims
 from p2pmesh.core.claims import Claim, ClaimPolicy
 from p2pmesh.core.planning.outcome import Placement
 from p2pmesh.core.planning.planner import plan_placement
@@ -202,7 +202,7 @@ class ModelsWorld:
         run = peer.stages.get(int(old.model, 16))
         if run is None or run.run_id != old.run_id:
             return
-        is_serving = run.is_published and not run.is_broken and self._is_whole(run)
+        is_serving = run.is_published and not run.is_broken and self.claims.is_whole(run)
         if is_serving and run.run_id not in self._given_up:
             self._violate(f"{self.calendar.now_us} us: a run of model {run.model} that served was ended")
         self.stages.end(peer, run)
@@ -228,17 +228,6 @@ class ModelsWorld:
         self.claims.stand_up(peer, seat)
         if coordinator is not None and not seat.is_takeover:
             coordinator.on_lost(seat, ungranted)
-
-    def on_succession_due(self, peer: ClaimsPeer, life: int, claim: Claim) -> None:
-        """Takes the run over, if its stage is there."""
-        model = int(claim.model, 16)
-        if not peer.is_up or peer.life != life or model in peer.seats:
-            return
-        run = peer.stages.get(model)
-        if run is None or run.run_id != claim.run_id:
-            self.claims.grant(peer, grants.StageEnded(claim.model, claim.run_id))
-        else:
-            self.claims.sit(peer, run, is_takeover=True)
 
     def _mind(self, peer: ClaimsPeer, seat: Seat, lost_for_us: int = 0) -> None:
         """A run that was taken over is followed: a stage that ended ends it, and so does being cut off for a while."""
@@ -358,16 +347,8 @@ class ModelsWorld:
         self._later(LOOK_US, self._look)
         for number in range(self.scenario.models):
             self._note_conflicts(number)
-            is_served = any(not run.is_broken and self._is_whole(run) for run in self._published[number])
+            is_served = any(not run.is_broken and self.claims.is_whole(run) for run in self._published[number])
             self._ledger.note(number, is_served, self.calendar.now_us)
-
-    def _is_whole(self, run: SimRun) -> bool:
-        peers = self.claims.peers
-        return all(
-            peers[number].is_up and peers[number].stages.get(run.model) is run
-            and self.is_reached(number, run.stages[0])
-            for number in run.stages
-        )  # fmt: skip
 
     def _is_servable(self, number: int) -> bool:
         """By a planner that knows all; what runs of the model itself take counts as free."""

@@ -7,12 +7,12 @@ What is concluded from the evidence is the caller's affair.
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.child_runs import run_module
 from p2pmesh.adapters.llama.binding import PINNED_VERSION
 from p2pmesh.adapters.llama.certify_child import Outcome
 from p2pmesh.adapters.llama.exits import last_line_of
@@ -71,12 +71,9 @@ def _run_child(
         "architecture": variant.architecture, "has_experts": variant.has_experts, "folder": str(folder),
         "cases": [cases[number] for number in todo],
     }  # fmt: skip
-    command = [sys.executable, "-m", "p2pmesh.adapters.llama.certify_child", json.dumps(fields)]
+    module, environment = "p2pmesh.adapters.llama.certify_child", {**engine_environment(), "OMP_NUM_THREADS": "1"}
     try:
-        ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_SECONDS, check=False,
-            env={**engine_environment(), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        ended = run_module(module, json.dumps(fields), timeout_s=CHILD_SECONDS, environment=environment)
     except subprocess.TimeoutExpired as error:
         return _read(error.stdout or b"", todo, found, _TOO_LONG)
     cause = _cause(ended.returncode, ended.stderr)

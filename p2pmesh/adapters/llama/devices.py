@@ -5,11 +5,11 @@ Implements ``ports.devices``.
 
 import json
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.child_runs import run_module
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.base.errors import EngineError, ErrorCode
 from p2pmesh.core.devices import Device, DeviceListing
@@ -22,16 +22,11 @@ _PROCESSOR_LIBRARIES = ("ggml", "ggml-base", "ggml-cpu")
 
 def list_devices() -> DeviceListing:
     """Blocks until the child has answered; ``EngineError(ENGINE_LOAD_FAILED)`` says why it did not."""
-    command = [sys.executable, "-m", "p2pmesh.adapters.llama.devices_child"]
+    module = "p2pmesh.adapters.llama.devices_child"
     try:
-        finished = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DEADLINE_S,
-            check=False,
-            env=engine_environment(),
-        )
+        finished = run_module(module, timeout_s=DEADLINE_S, environment=engine_environment())
+    except OSError as error:
+        raise _failed(f"no process can be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise _failed(f"it did not answer within {DEADLINE_S:.0f} s") from None
     if finished.returncode != 0:

@@ -5,10 +5,10 @@ large enough, what llama.cpp does best by default. It runs as a process of its o
 """
 
 import json
-import subprocess
 import sys
 
 from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.child_runs import run_module
 from p2pmesh.adapters.processors import usable_threads
 
 _TIMEOUT_SECONDS = 600.0
@@ -22,14 +22,9 @@ def measure_plain_decode(path: str, prompt_tokens: int, decode_tokens: int, thre
     Blocks for as long as it takes, at most ten minutes; raises ``subprocess.SubprocessError`` when the loop fails.
     """
     arguments = [path, prompt_tokens, decode_tokens, threads or usable_threads()]
-    finished = subprocess.run(
-        [sys.executable, "-m", "p2pmesh.adapters.llama.plain_loop", json.dumps(arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_TIMEOUT_SECONDS,
-        check=True,
-        env=engine_environment(),
-    )
+    module, environment = "p2pmesh.adapters.llama.plain_loop", engine_environment()
+    finished = run_module(module, json.dumps(arguments), timeout_s=_TIMEOUT_SECONDS, environment=environment)
+    finished.check_returncode()
     return float(json.loads(finished.stdout)["tokens_per_second"])
 
 

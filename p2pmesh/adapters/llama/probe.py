@@ -15,13 +15,13 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
+from p2pmesh.adapters.child_runs import run_module
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.adapters.llama.findings import load_findings, store_findings
 
@@ -113,14 +113,11 @@ def _run_child(
     if left <= 0:
         return _Run(None, "there was no time left to try")
     try:
-        finished = subprocess.run(
-            [sys.executable, "-m", "p2pmesh.adapters.llama.probe_child", fields],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=left,
-            check=False,
-            env=child_environment,
+        finished = run_module(
+            "p2pmesh.adapters.llama.probe_child", fields, timeout_s=left, environment=child_environment
         )
+    except OSError as error:
+        return _Run(None, f"no process can be started: {error.strerror}")
     except subprocess.TimeoutExpired:
         return _Run(None, "the probe took too long")
     if finished.returncode != 0:

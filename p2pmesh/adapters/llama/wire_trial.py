@@ -5,12 +5,12 @@ What is measured is ``wire_trial_child``'s; this owns the process, its deadline,
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.child_runs import run_module
 from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.base.errors import EngineError, ErrorCode
 from p2pmesh.core.wire_certificate import CutRecord, WireFigures
@@ -37,14 +37,15 @@ class WireTrialRequest:
 def run_wire_trial(request: WireTrialRequest, cut: int) -> tuple[CutRecord, str]:
     """The record of one cut and the fingerprint of the engine; blocks. ``EngineError`` says why there is none."""
     try:
-        finished = subprocess.run(
-            [sys.executable, "-m", "p2pmesh.adapters.llama.wire_trial_child"],
-            input=json.dumps(asdict(request)).encode(),
-            capture_output=True,
-            timeout=TRIAL_TIMEOUT_S,
-            check=False,
-            env=engine_environment(_SPIN_COUNT),
+        finished = run_module(
+            "p2pmesh.adapters.llama.wire_trial_child",
+            timeout_s=TRIAL_TIMEOUT_S,
+            environment=engine_environment(_SPIN_COUNT),
+            given=json.dumps(asdict(request)).encode(),
         )
+    except OSError as error:
+        text = f"no process can be started for the trial of layer {cut}: {error.strerror}"
+        raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, text) from None
     except subprocess.TimeoutExpired:
         text = f"the trial of layer {cut} took longer than {TRIAL_TIMEOUT_S:.0f} s; measure fewer tokens"
         raise EngineError(ErrorCode.ENGINE_UNRESPONSIVE, text) from None

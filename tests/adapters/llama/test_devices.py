@@ -5,7 +5,6 @@ import subprocess
 
 import pytest
 
-from p2pmesh.adapters.llama import devices
 from p2pmesh.adapters.llama.devices import decode_listing, is_built_for_processor_alone, list_devices
 from p2pmesh.adapters.llama.devices_child import list_ggml
 from p2pmesh.base.errors import EngineError
@@ -58,12 +57,21 @@ def test_a_child_that_a_trapped_instruction_kills_says_so_and_harms_nobody(monke
         list_devices()
 
 
-def test_a_child_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("child", 30)
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (subprocess.TimeoutExpired("child", 30), "within 30 s"),
+        (OSError(12, "Cannot allocate memory"), "be started"),
+    ],
+)
+def test_a_child_that_hangs_or_cannot_be_started_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, text: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
 
-    monkeypatch.setattr(devices.subprocess, "run", hang)
-    with pytest.raises(EngineError, match="within 30 s"):
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(EngineError, match=text):
         list_devices()
 
 
