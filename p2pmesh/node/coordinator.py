@@ -57,7 +57,7 @@ class Coordinator:
         self._options = options
         self._report = report
         self._candidates = Candidates(parts.overlay, parts.clock)
-        self._standbys = Standbys(parts.overlay, self._request, self._standby_order)
+        self._standbys = Standbys(parts.overlay, self._request_for_spares, self._standby_order)
         self._mover = self._make_mover()
         self._last: tuple[PlannedStage, ...] = ()
         """Stages of the run that serves or served last, which a family with states goes back to."""
@@ -85,7 +85,7 @@ class Coordinator:
         parts, wait_s = self._parts, self._options.replan_after_s
         draw = int.from_bytes(parts.entropy.random_bytes(4), "big") % replanning.MAX_JITTER
         machine = replanning.Replanner(replanning.ReplanPolicy.after(wait_s), draw)
-        planning = Planning(self._request, plan_placement, self._standby_order)
+        planning = Planning(self._request_for_move, plan_placement, self._standby_order)
         return Mover(parts.overlay, parts.drivers, (machine, parts.clock), planning, self._report)
 
     @asynccontextmanager
@@ -284,6 +284,17 @@ class Coordinator:
     def _estimate(self, placement: Placement, measured: MeasuredRun | None) -> StepEstimate:
         """Of a placement that stands, by what is known of links and speeds now."""
         return Prices(self._request()).estimate(placement.stages, measured)
+
+    def _request_for_spares(self) -> PlanRequest:
+        """Peers whose stages failed lately are to be spared: engines are kept ready at others first."""
+        request = self._request()
+        well = {peer.peer_id for peer in self._request(with_failed=False).peers}
+        peers = (replace(peer, is_spared=peer.is_spared or peer.peer_id not in well) for peer in request.peers)
+        return replace(request, peers=tuple(peers))
+
+    def _request_for_move(self) -> PlanRequest:
+        """No run that serves moves to a peer that failed lately."""
+        return self._request() if self.run is None else self._request_beside(self.run.placement)
 
     def _request_beside(self, run: Placement) -> PlanRequest:
         """The run's own peers, and others whose stages did not fail lately."""

@@ -112,7 +112,8 @@ class Standbys:
         for peer in request.peers:
             given = sum(one.needed_bytes for one in self._held.values() if one.peer == peer.peer_id)
             room = request.usable_bytes(peer) - given
-            is_out = peer.peer_id in busy or peer.peer_id in self._refused_until
+            is_capped = peer.most_layers is not None and peer.most_layers < len(stage.layers)
+            is_out = is_capped or peer.peer_id in busy or peer.peer_id in self._refused_until
             if not is_out and peer.rank == 0 and room >= stage.needed_bytes:
                 rooms.append((not peer.is_spared, room, peer.peer_id))
         return max(rooms)[2] if rooms else None

@@ -7,8 +7,11 @@ from trio.testing import MockClock
 
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import Digest
+from p2pmesh.base.quantities import GIB
+from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.core.served_steps import COMPARED_TOKENS
 from p2pmesh.node.coordinator import FAILED_S, PROBE_STEPS, Coordinator
+from p2pmesh.node.standby import SETTLED_S
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -154,6 +157,23 @@ async def test_a_lost_stage_goes_to_no_peer_that_failed_lately_where_there_is_an
         mesh.overlay.kill(other.peer)
         again = await driver.wait_told("pipeline_ready", times=2)
         assert [stage["peer_id"] for stage in again["stages"]] == [driver.peer, spares[1]]
+
+
+async def test_engines_are_kept_ready_at_peers_that_did_not_fail_lately_and_may_hold_them(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        driver, _ = await chain(mesh, 2)
+        settings = {"wishes": OwnerWishes(max_layers=1)}
+        await mesh.join("capped", driver, memory_bytes=4 * GIB, settings=settings)
+        spares = sorted([(await mesh.join(f"spare-{n}", driver)).peer for n in range(2)])
+        (coordinator,) = driver.node.coordinators
+        assert isinstance(coordinator, Coordinator)
+        assert coordinator.run is not None
+        coordinator._candidates.note_failed(spares[1], FAILED_S)
+        await trio.sleep(SETTLED_S + 1)
+        kept = {coordinator._standbys.peer_for(stage.layers) for stage in coordinator.run.placement.stages}
+        assert kept == {spares[0]}
 
 
 async def test_without_a_spare_the_coordinator_waits_for_one(autojump_clock: MockClock) -> None:
