@@ -1,10 +1,10 @@
 """What this node knows of peers and links, as plain values that ``app.peers_file`` reads: what a plan is made from.
 
-Every peer in view that the trust policy admits, whether it is connected or would first be met; all in one answer, so
+Peers in view that the trust policy admits, whether they are connected or would first be met; all in one answer, so
 that it can be kept as a file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,14 @@ from p2pmesh.node.stages import Stages
 from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.profile import Profile
 
+MAX_TOLD_PEERS = 256
+"""A planner looks at fewer, and each pair may have a link: of all in a large overlay that would be tens of millions."""
+
 
 def describe_peers(overlay: Overlay, stages: Stages, links: LinkMatrix, profiles: Profiles) -> dict[str, Any]:
     """``stages`` are this node's, which say what it offers now. It stands among the peers, as their ``coordinator``."""
     own = replace(overlay.board.own(), free_bytes=stages.free_bytes, decode_bytes_per_s=stages.decode_bytes_per_s)
-    others = overlay.trust.admitted(overlay.board.others())
+    others = choose_told(overlay.trust.admitted(overlay.board.others()), overlay.trust.rank)
     told = [(own, 0), *((one, overlay.trust.rank(one)) for one in others)]
     peers = [_describe(one, rank) | _describe_profile(profiles.find(PeerId(one.peer_id))) for one, rank in told]
     return {
@@ -29,6 +32,13 @@ def describe_peers(overlay: Overlay, stages: Stages, links: LinkMatrix, profiles
         "peers": peers,
         "links": _links([PeerId(overlay.own_peer), *(PeerId(one.peer_id) for one in others)], links),
     }
+
+
+def choose_told(others: Sequence[Announcement], rank: Callable[[Announcement], int]) -> tuple[Announcement, ...]:
+    """As a plan prefers them: by rank, those not in use, the largest offers. They keep their order."""
+    by_use = sorted(others, key=lambda one: (rank(one), is_spared(one), -one.free_bytes, one.peer_id))
+    told = {one.peer_id for one in by_use[: MAX_TOLD_PEERS - 1]}
+    return tuple(one for one in others if one.peer_id in told)
 
 
 def _describe(peer: Announcement, rank: int) -> dict[str, Any]:

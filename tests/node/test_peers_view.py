@@ -1,6 +1,7 @@
 """What a node tells of peers is a file of peers."""
 
 import json
+from dataclasses import replace
 
 import trio
 from trio.testing import MockClock
@@ -9,11 +10,22 @@ from p2pmesh.app.peers_file import decode_peers
 from p2pmesh.core.planning.outcome import Placement
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.request import PlanningModel, PlanRequest, ShapeBytes
+from p2pmesh.node.peers_view import MAX_TOLD_PEERS, choose_told
 from tests.fakes.engine import DECODE_US
 from tests.fakes.mesh import open_mesh
 from tests.fakes.models import FakeModelStore, fake_model
 
 MODEL = fake_model()
+
+
+async def test_of_a_large_overlay_the_peers_are_told_that_a_plan_would_take_first(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        own = (await mesh.found("founder")).node.overlay.board.own()
+        others = [replace(own, peer_id=f"peer-{n}", free_bytes=n, is_busy=n >= 900) for n in range(1000)]
+        told = choose_told(others, lambda one: int(one.free_bytes % 2))
+        sizes = [one.free_bytes for one in told]
+        assert sizes == list(range(390, 900, 2))
+        assert len(told) == MAX_TOLD_PEERS - 1
 
 
 async def test_a_plan_can_be_made_from_what_a_running_node_tells(autojump_clock: MockClock) -> None:
