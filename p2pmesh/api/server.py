@@ -1,9 +1,9 @@
 """HTTP service on sockets of our own, by hypercorn's trio connection handler.
 
-Owns binding, the number of connections, the deadline of a send and the drain. HTTP/1.1 only: hypercorn never closes an
-HTTP/2 connection on which no request came, so a thousand silent ones would hold the API for ever. Hypercorn shields
-each send from cancellation, so a client that stops reading could hold a task for ever; the deadline therefore sits in
-the stream below hypercorn, where it also ends a shielded send.
+Owns binding, the number of connections, the deadline of a send and the drain. HTTP/1.1, and HTTP/2 for clients that
+begin with its preface (without TLS nothing else tells it). Hypercorn shields each send from cancellation, so a client
+that stops reading could hold a task for ever; the deadline therefore sits in the stream below hypercorn, where it also
+ends a shielded send.
 """
 
 import errno
@@ -15,6 +15,8 @@ from typing import Any
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Updated
+from hypercorn.protocol import ProtocolWrapper
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -22,7 +24,7 @@ from starlette.types import ASGIApp
 
 from p2pmesh.api.exchange import SEND_DEADLINE_S
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.base.limits import MAX_HTTP_CONNECTIONS, MAX_HTTP_HEADER_BYTES
+from p2pmesh.base.limits import MAX_HTTP2_STREAMS, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEADER_BYTES
 
 DEFAULT_HOST = "127.0.0.1"
 KEEP_ALIVE_S = 15.0
@@ -101,18 +103,49 @@ class DeadlineStream:
 
 
 class _Http1Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1 that stays so."""
+    """HTTP/1.1, which ends where a client that knows HTTP/2 begins with its preface."""
 
     async def _check_protocol(self, event: Any) -> None:
-        """An offered upgrade to h2c is passed over; HTTP/2's preface is a request for no route, and junk after it."""
+        """An offered upgrade to h2c is passed over: it would begin in the middle of a request."""
+        if (event.method, event.target, event.http_version) == (b"PRI", b"*", b"2.0"):
+            await super()._check_protocol(event)
 
 
-class _Http1Server(TCPServer):  # type: ignore[misc]
-    """Hypercorn's connection, without the switch to HTTP/2 that it makes for whoever asks."""
+class _Protocols(ProtocolWrapper):  # type: ignore[misc]
+    """One connection's protocol: HTTP/1.1 until an HTTP/2 preface comes."""
+
+    protocol: Any
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.protocol = _Http1Protocol(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.state,
+            self.ssl,
+            self.client,
+            self.server,
+            self.send,
+        )
+
+    async def handle(self, event: Any) -> None:
+        """Hypercorn counts a connection that becomes HTTP/2 as busy, and a silent one would stay for ever."""
+        before = self.protocol
+        await super().handle(event)
+        if self.protocol is not before:
+            await self.send(Updated(idle=self.protocol.idle))
+
+
+class _Server(TCPServer):  # type: ignore[misc]
+    """Hypercorn's connection with our protocols."""
+
+    protocol: Any
 
     async def _read_data(self) -> None:
         made = self.protocol
-        made.protocol = _Http1Protocol(
+        self.protocol = _Protocols(
             made.app,
             made.config,
             made.context,
@@ -122,6 +155,7 @@ class _Http1Server(TCPServer):  # type: ignore[misc]
             made.client,
             made.server,
             made.send,
+            "http/1.1",
         )
         await super()._read_data()
 
@@ -145,7 +179,7 @@ class _Service:
         stream = DeadlineStream(raw, self._send_deadline_s)
         self._streams.add(stream)
         try:
-            await _Http1Server(self._app, self._config, self.context, {}, stream)
+            await _Server(self._app, self._config, self.context, {}, stream)
         except Exception as raised:  # noqa: BLE001 - the edge: what breaks one connection must not end the server
             if not _is_closed_connection(raised):
                 _log.error("unforeseen failure of a connection", exc_info=raised)
@@ -178,6 +212,8 @@ def _hypercorn_config() -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S  # also the time a client has to send its headers
     config.h11_max_incomplete_size = MAX_HTTP_HEADER_BYTES
+    config.h2_max_header_list_size = MAX_HTTP_HEADER_BYTES
+    config.h2_max_concurrent_streams = MAX_HTTP2_STREAMS
     return config
 
 

@@ -10,8 +10,10 @@ import httpx
 import openai
 import pytest
 import trio
+from h2.connection import H2Connection
 from starlette.types import ASGIApp
 
+from p2pmesh.api import exchange, server
 from p2pmesh.api.exchange import BODY_DEADLINE_S
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import KEEP_ALIVE_S, bind_port, serve_app, url_of
@@ -274,13 +276,144 @@ async def test_a_body_that_is_never_read_to_its_end_is_refused_at_once() -> None
         assert b"request_too_large" in answer
 
 
+def http2(served: Served) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=served.url, http1=False, http2=True, trust_env=False)
+
+
+CHAT: Any = {"model": MODEL, "messages": MESSAGES}
+
+
+async def test_http_2_serves_answers_and_streams_at_a_time_on_one_connection() -> None:
+    arrived, may_end = [], trio.Event()
+
+    async def meet() -> None:
+        arrived.append(None)
+        if len(arrived) == 8:
+            may_end.set()
+        await may_end.wait()
+
+    answers: list[httpx.Response] = []
+    first, *rest = say("Hel", "lo")
+    async with serving(openai_app(FakeBackend(script=(first, meet, *rest))), max_connections=1) as served:
+        async with http2(served) as client, trio.open_nursery() as nursery:
+
+            async def ask(is_streamed: bool) -> None:
+                answers.append(await client.post("/v1/chat/completions", json={**CHAT, "stream": is_streamed}))
+
+            for number in range(8):
+                nursery.start_soon(ask, number % 2 == 0)
+    assert {(answer.http_version, answer.status_code) for answer in answers} == {("HTTP/2", 200)}
+    assert sum("[DONE]" in answer.text for answer in answers) == 4
+    assert sum('"Hello"' in answer.text for answer in answers) == 4
+
+
+class RawHttp2:
+    """A client that does frames by hand: it may reset one stream, or give no window."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._h2 = H2Connection()
+        self._h2.initiate_connection()
+
+    async def request(self, path: str, body: bytes = b"") -> int:
+        number = self._h2.get_next_available_stream_id()
+        method = "POST" if body else "GET"
+        headers = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
+        self._h2.send_headers(number, headers, end_stream=not body)
+        if body:
+            self._h2.send_data(number, body, end_stream=True)
+        await self._flush()
+        return int(number)
+
+    async def reset(self, number: int) -> None:
+        self._h2.reset_stream(number)
+        await self._flush()
+
+    async def read_until(self, mark: bytes) -> None:
+        seen = b""
+        while mark not in seen:
+            data = await self._stream.receive_some(65_536)
+            assert data, f"{seen!r} ended before {mark!r}"
+            for event in self._h2.receive_data(data):
+                seen += getattr(event, "data", b"") or b""
+            await self._flush()
+
+    async def _flush(self) -> None:
+        await self._stream.send_all(self._h2.data_to_send())
+
+
+STREAMED = json.dumps({**CHAT, "stream": True}).encode()
+
+
+async def test_over_http_2_hanging_up_on_one_request_cancels_that_one() -> None:
+    reached = trio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    backend = FakeBackend(script=(started(), hang))
+    async with serving(openai_app(backend)) as served, await served.connect() as stream:
+        client = RawHttp2(stream)
+        number = await client.request("/v1/chat/completions", STREAMED)
+        await reached.wait()
+        await client.reset(number)
+        await backend.ended.wait()
+        assert backend.outcomes == ["cancelled"]
+        await client.request("/v1/models")
+        await client.read_until(MODEL.encode())
+
+
+async def test_over_http_2_bodies_and_errors_are_as_over_http_1() -> None:
+    async with serving(openai_app(FakeBackend())) as served, http2(served) as client:
+        refused = await client.post("/v1/chat/completions", content=b" " * (MAX_HTTP_BODY_BYTES + 1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (413, "request_too_large")
+        assert (await client.get("/nowhere")).status_code == 404
+
+
 @pytest.mark.parametrize("preface", [H2_PREFACE, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" + H2_PREFACE])
-async def test_http_2_is_refused_and_its_connection_closed(preface: bytes) -> None:
+async def test_a_silent_http_2_connection_is_closed(preface: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.2)
     async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
         await client.send_all(preface)
-        with trio.fail_after(KEEP_ALIVE_S * 2):
-            answer = await read_to_end(client)
-        assert b"HTTP/1.1 400" in answer
+        with trio.fail_after(30):
+            await read_to_end(client)
+
+
+async def test_a_drain_ends_http_2_connections_once_their_requests_have_ended() -> None:
+    reached, may_end = trio.Event(), trio.Event()
+
+    async def pause() -> None:
+        reached.set()
+        await may_end.wait()
+
+    first, *rest = say("Hello")
+    answers: list[httpx.Response] = []
+    async with (
+        serving(openai_app(FakeBackend(script=(first, pause, *rest))), drain_s=math.inf) as served,
+        http2(served) as client,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def ask() -> None:
+            answers.append(await client.post("/v1/chat/completions", json=CHAT))
+
+        nursery.start_soon(ask)
+        await reached.wait()
+        served.shutdown.set()
+        may_end.set()
+        await served.stopped.wait()
+    assert "Hello" in answers[0].text
+
+
+async def test_over_http_2_a_client_that_gives_no_window_loses_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "SEND_DEADLINE_S", 0.3)
+    backend = FakeBackend(script=(started(), *[GenerationDelta((1,), "x" * 100_000)] * 1_000))
+    async with serving(openai_app(backend)) as served, await served.connect() as stream:
+        client = RawHttp2(stream)
+        await client.request("/v1/chat/completions", STREAMED)
+        await backend.ended.wait()
+        assert len(backend.outcomes) == 1
 
 
 async def test_an_offer_of_http_2_is_passed_over() -> None:
