@@ -27,6 +27,8 @@ EVENT_CAPACITY = 64
 CANCEL_TIMEOUT_S = 5.0
 OUTPUT_CAPACITY = 1024
 """Deltas that an ingress may be behind; generation waits for it beyond that."""
+READER_PATIENCE_S = 30.0
+"""So long a sequence waits for its ingress in all: it has a lane meanwhile."""
 
 GENERATION_CODES = GARBAGE_CODES | frozenset(
     {
@@ -90,6 +92,9 @@ class Sequence:
         )
         self._output, self._input = trio.open_memory_channel[GenerationEvent | P2PMeshError](OUTPUT_CAPACITY)
         self._scope = trio.CancelScope()
+        self._patience_s = READER_PATIENCE_S
+        self._abandoned: Refused | None = None
+        """Why nothing follows what was given: its reader was too slow."""
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -209,7 +214,7 @@ class Sequence:
             await self._runner.run(lambda: self._machine.is_over)
         except P2PMeshError as error:
             with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
-                await self._output.send(error)
+                await self._give(error)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             return  # ``fail`` found its queue full, or nobody listens: what the stage still sends is nobody's
 
@@ -221,7 +226,21 @@ class Sequence:
             yield item
             if isinstance(item, GenerationFinished):
                 return
-        raise Refused(ErrorCode.INTERNAL, "the generation ended without an end")
+        raise self._abandoned or Refused(ErrorCode.INTERNAL, "the generation ended without an end")
+
+    async def _give(self, item: GenerationEvent | P2PMeshError) -> None:
+        """To whoever reads the events; one that is too slow loses the sequence, whose lane others wait for."""
+        if self._output.statistics().current_buffer_used < OUTPUT_CAPACITY:
+            await self._output.send(item)
+            return
+        began_s = trio.current_time()
+        with trio.move_on_after(self._patience_s) as scope:
+            await self._output.send(item)
+        self._patience_s -= trio.current_time() - began_s
+        if scope.cancelled_caught:
+            text = f"the answer was not read: it waited {READER_PATIENCE_S:.0f} s for its client, and ends here"
+            self._abandoned = Refused(ErrorCode.CANCELLED, text)
+            raise trio.BrokenResourceError
 
     async def _cancel(self) -> None:
         for effect in self._machine.handle(generation.CancelRequested(), self._clock.now()):
@@ -236,14 +255,14 @@ class Sequence:
     async def _give_failure(self, code: ErrorCode, text: str) -> None:
         if code is ErrorCode.FRAME_POSITION_INVALID and not self._is_failed:  # what came was not asked for
             self._break_run(RemoteProtocolError(code, text))
-        await self._output.send(Refused(code, text))
+        await self._give(Refused(code, text))
 
     async def _perform(self, effect: generation.Effect) -> None:
         match effect:
             case generation.SendDecode(position, token):
                 await self._submit(self._frame(FrameKind.DECODE, position, (token,)))
             case generation.Emit(tokens, text, reports, embedding):
-                await self._output.send(GenerationDelta(tokens, text, self._named(tokens, reports), embedding))
+                await self._give(GenerationDelta(tokens, text, self._named(tokens, reports), embedding))
             case generation.SendPrefill(position, tokens, is_last, stages):
                 flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
                 await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags, stages=stages))
@@ -262,7 +281,7 @@ class Sequence:
             case generation.SendCancel():
                 await self._submit_last(FrameKind.CANCEL)
             case generation.Finish(reason, text, completion_tokens):
-                await self._output.send(GenerationFinished(reason, text, completion_tokens))
+                await self._give(GenerationFinished(reason, text, completion_tokens))
             case generation.Fail(code, text):
                 await self._give_failure(code, text)
 
