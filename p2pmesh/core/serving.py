@@ -107,7 +107,8 @@ class Loadable:
     """A model on disk here that is not loaded here.
 
     ``needed_bytes`` holds it whole. ``servers`` are other peers that serve it; ``is_coming`` says that one is about
-    to. ``may_be_split`` says whether the peers in view could hold it together.
+    to. ``may_be_split`` says whether the peers in view could hold it together. Unless it ``is_offered``, others do not
+    know that it is here, nor do we know all ``rivals``: each peer offers a few models only.
     """
 
     model: bytes
@@ -118,6 +119,7 @@ class Loadable:
     is_coming: bool = False
     rivals: tuple[Rival, ...] = ()
     may_be_split: bool = False
+    is_offered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,8 @@ class ServingMachine:
         self._policy = policy
         self._draws = Draws(seed)
         self._due: dict[bytes, Micros] = {}
+        self._unranked: set[bytes] = set()
+        """Models among these that were not offered when their turn was drawn."""
         self._coming_since: dict[bytes, Micros] = {}
         self._served_at: dict[bytes, Micros] = {}
         """Models that were served a moment ago, and when last."""
@@ -267,7 +271,10 @@ class ServingMachine:
     def _forget(self, look: Look, now: Micros) -> None:
         """What is not asked for now, and what was long ago."""
         wanted = {one.model for one in look.loadables}
-        self._due = {model: due for model, due in self._due.items() if model in wanted}
+        offered = {one.model for one in look.loadables if one.is_offered}
+        ranked = self._unranked & offered
+        self._due = {model: due for model, due in self._due.items() if model in wanted and model not in ranked}
+        self._unranked &= wanted - offered
         self._coming_since = {model: since for model, since in self._coming_since.items() if model in wanted}
         policy = self._policy
         self._unloaded_at = {model: at for model, at in self._unloaded_at.items() if now - at < policy.settled_us}
@@ -396,6 +403,9 @@ class ServingMachine:
         ours = _rank_key(loadable.model, Rival(look.own_peer, loadable.is_awaited_here, look.is_spared))
         rank = sum(_rank_key(loadable.model, rival) < ours for rival in loadable.rivals)
         policy = self._policy
+        if not loadable.is_offered:
+            self._unranked.add(loadable.model)
+            return policy.all_ranks_us + self._draws.below(policy.late_us)
         if rank == 0:
             return 0
         if rank < policy.steps:

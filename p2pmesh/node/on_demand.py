@@ -59,6 +59,8 @@ BEGIN_S = 60.0
 """So long a request waits for some peer to begin to load its model."""
 LOAD_S = 300.0
 """So long it waits in all."""
+OFFERED_S = 2.0
+"""A model that is told of for so long is heard of by others."""
 NO_RUN_S = 30.0
 """A load that finds no placement for so long has failed."""
 LINGER_S = 2.0
@@ -137,6 +139,7 @@ class OnDemand:
         self._starting: set[bytes] = set()
         """Models of the shelf whose files are being read."""
         self._failures: dict[bytes, str] = {}
+        self._offered_since: dict[bytes, Micros] = {}
         self._changes = Changes()
         self._nursery: trio.Nursery | None = None
 
@@ -153,9 +156,8 @@ class OnDemand:
                 self.demand.note_stalls()
                 for effect in self._look():
                     self._perform(effect)
-                loadable = self._loadable()
-                self._parts.overlay.board.offer_loads(loadable[:MAX_ANNOUNCED_LOADABLE])
-                self.demand.tell(loadable)
+                self._offer_loads()
+                self.demand.tell(self._loadable())
                 with trio.move_on_after(self._until_next_look_s()):
                     await self._changes.wait_beyond(seen)
                 await trio.sleep(LOOK_GAP_S)
@@ -244,6 +246,22 @@ class OnDemand:
         held = (model for model, one in self._held.items() if is_idle_unloaded or one.coordinator is None)
         return tuple(sorted({*self._shelf, *held}))
 
+    def _offer_loads(self) -> None:
+        """As many as may be told: what is asked for and not loaded first, in an order that changes little."""
+
+        def rank(model: bytes) -> tuple[bool, bool, bytes]:
+            held = self._held.get(model)
+            return (held is not None and held.coordinator is not None, self.demand.of(model).is_none, model)
+
+        offered, now = sorted(self._loadable(), key=rank)[:MAX_ANNOUNCED_LOADABLE], self._parts.clock.now()
+        self._offered_since = {model: self._offered_since.get(model, now) for model in offered}
+        self._parts.overlay.board.offer_loads(tuple(sorted(offered)))
+
+    def _is_offered(self, model: bytes) -> bool:
+        """For so long that others know, and we know of theirs."""
+        since = self._offered_since.get(model)
+        return since is not None and self._parts.clock.now() - since >= OFFERED_S * MICROS_PER_SECOND
+
     # --- looking -----------------------------------------------------------------
     def _look(self) -> tuple[Effect, ...]:
         now = self._parts.clock.now()
@@ -306,6 +324,7 @@ class OnDemand:
                 is_coming=any(name in peer.wanted for peer in others),
                 rivals=_rivals(model, needed_bytes, others),
                 may_be_split=self._may_be_held(needed_bytes, can_be_cut=can_be_cut),
+                is_offered=self._is_offered(model),
             )
 
     def _facts(self, model: bytes) -> tuple[str, int, bool]:

@@ -137,6 +137,18 @@ def test_peers_that_say_that_they_have_room_and_do_nothing_bar_no_split() -> Non
     assert now == DEFAULT_POLICY.all_ranks_us < at(60)  # requests still wait
 
 
+def test_a_model_that_others_do_not_know_to_be_here_waits_until_they_do_unless_its_client_is_here() -> None:
+    hidden = loadable(is_offered=False)
+    machine = ServingMachine(1)
+    assert machine.handle(look(hidden), START) == ()
+    assert machine.handle(look(hidden), at(2)) == ()
+    assert machine.handle(look(replace(hidden, is_offered=True)), at(2.2)) == (Load(A, LoadReason.NO_SERVER),)
+    assert told(look(replace(hidden, is_awaited_here=True))) == (Load(A, LoadReason.NO_SERVER),)
+    never = ServingMachine(1)
+    assert never.handle(look(hidden), START) == ()
+    assert never.handle(look(hidden), at(60)) == (Load(A, LoadReason.NO_SERVER),)
+
+
 def test_an_unused_run_makes_room_for_a_model_that_is_waited_for() -> None:
     given = look(loadable(), free_bytes=0, loaded=(loaded(B),))
     assert told(given, at(59)) == ()

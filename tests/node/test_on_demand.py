@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
+from p2pmesh.base.limits import MAX_ANNOUNCED_LOADABLE
 from p2pmesh.base.quantities import GIB, MIB
 from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.node.on_demand import LOOK_EVERY_S, SURVEY_EVERY_S, OnDemandOptions
@@ -341,6 +342,23 @@ async def test_another_name_of_a_model_that_was_unloaded_here_brings_it_back(aut
             await node.wait_told("model_unloaded", times)
         assert len(shelf.loads) == 2
         assert shelf.holds[MODEL.digest] == 0
+
+
+async def test_of_many_peers_that_have_more_models_than_they_may_tell_of_one_loads_the_model(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        models = [fake_model(f"model-{n}") for n in range(2 * MAX_ANNOUNCED_LOADABLE)]
+        last = max(models, key=lambda model: model_hash_of(model.name))
+        ingress = await mesh.found("ingress", memory_bytes=0)
+        peers = [await with_shelf(mesh, f"peer-{n}", ingress, *models) for n in range(6)]
+        await settle()
+        with pytest.raises(Refused):
+            await ingress.ask(mesh.request(model=last.name))  # nobody says that it is there
+        await trio.sleep(30)
+        assert told_loads(*peers) == ["no_server"]
+        request = mesh.request(model=last.name)
+        assert await ingress.ask(request) == expected(request)
 
 
 SPLIT = 76_000_000
