@@ -94,7 +94,7 @@ class SameHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._is_ours(Headers(scope=scope)):
-            await send_error(send, Refused(ErrorCode.UNAUTHORIZED, self._told), 1)
+            await send_error(send, Refused(ErrorCode.SITE_REFUSED, self._told), 1)
             return
         await self._app(scope, receive, send)
 

@@ -45,6 +45,7 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
         _C.REQUEST_TOO_LARGE: HttpError(413, INVALID_REQUEST),
         _C.REQUEST_TIMEOUT: HttpError(408, INVALID_REQUEST),
         _C.UNAUTHORIZED: HttpError(401, AUTHENTICATION, "invalid_api_key"),
+        _C.SITE_REFUSED: HttpError(403, INVALID_REQUEST),
         _C.ROUTE_UNKNOWN: HttpError(404, INVALID_REQUEST),
         _C.MODEL_UNKNOWN: HttpError(404, INVALID_REQUEST, "model_not_found"),
         # not now; another try may succeed, a new placement may be on its way

@@ -78,6 +78,7 @@ class ErrorCode(StrEnum):
     GRAMMAR_DEAD_END = "grammar_dead_end"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNAUTHORIZED = "unauthorized"
+    SITE_REFUSED = "site_refused"
     ROUTE_UNKNOWN = "route_unknown"
     # bytes from a peer
     MESSAGE_MALFORMED = "message_malformed"

@@ -85,6 +85,7 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.PARAMETER_UNSUPPORTED: 63,
         _C.CONTEXT_LENGTH_EXCEEDED: 64,
         _C.UNAUTHORIZED: 65,
+        _C.SITE_REFUSED: 69,
         _C.ROUTE_UNKNOWN: 66,
         _C.GRAMMAR_INVALID: 67,
         _C.GRAMMAR_DEAD_END: 68,

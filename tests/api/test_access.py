@@ -114,20 +114,20 @@ async def test_all_else_needs_one(path: str) -> None:
         ({"host": "localhost:9337"}, 200),
         ({"host": "[::1]:9337"}, 200),
         ({"host": "AI.example"}, 200),
-        ({"host": "rebound.example:9337"}, 401),
-        ({"host": "127.0.0.1.rebound.example"}, 401),
-        ({"host": "[::1"}, 401),
-        ({}, 401),
+        ({"host": "rebound.example:9337"}, 403),
+        ({"host": "127.0.0.1.rebound.example"}, 403),
+        ({"host": "[::1"}, 403),
+        ({}, 403),
         ({"host": "localhost", "origin": "http://localhost:3000"}, 200),
-        ({"host": "localhost", "origin": "https://evil.example"}, 401),
-        ({"host": "localhost", "origin": "null"}, 401),
+        ({"host": "localhost", "origin": "https://evil.example"}, 403),
+        ({"host": "localhost", "origin": "null"}, 403),
     ],
 )
 async def test_only_our_names_and_our_pages_are_answered(headers: dict[str, str], status: int) -> None:
     assert (await ask(AccessRules(host_names=NAMES), **headers)).status == status
 
 
-@pytest.mark.parametrize(("origin", "status"), [("http://any.example", 200), ("http://evil.example", 401)])
+@pytest.mark.parametrize(("origin", "status"), [("http://any.example", 200), ("http://evil.example", 403)])
 async def test_bound_elsewhere_any_name_is_answered_but_not_another_sites_page(origin: str, status: int) -> None:
     assert (await ask(AccessRules(), host="any.example:9337", origin=origin)).status == status
 

@@ -40,7 +40,7 @@ async def test_anything_else_is_a_401(authorization: str) -> None:
 )
 async def test_other_hosts_and_origins_are_refused(headers: dict[str, str]) -> None:
     client = await get(authorization=f"Bearer {TOKEN}", **headers)
-    assert client.status == 401
+    assert client.status == 403
     assert "own host name" in client.text
 
 

@@ -74,7 +74,7 @@ RECORDS = {
     "routed_stage_entry": control.RoutedStageEntry,
 }
 # Limits that concern no byte between peers; everything else in base.limits is in the registry.
-LOCAL = re.compile(r"MAX_HTTP_|MAX_GGUF_|DEFAULT_|MAX_ENGINE_|ENGINE_|PROTOCOL_GENERATION$")
+LOCAL = re.compile(r"MAX_HTTP2?_|MAX_API_|MAX_GGUF_|DEFAULT_|MAX_ENGINE_|ENGINE_|PROTOCOL_GENERATION$")
 
 
 def fields_of(cls: type) -> list[str]:
