@@ -77,7 +77,7 @@ async def _noted(
 ) -> AsyncGenerator[GenerationEvent, None]:
     async for event in events:
         if isinstance(event, GenerationStarted):
-            meter.start(len(event.prompt_tokens))
+            meter.start(len(event.prompt_tokens), event.cached_tokens)
         elif isinstance(event, GenerationDelta):
             meter.token()
         elif isinstance(event, GenerationFinished):

@@ -21,6 +21,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "p2pmesh_generations_running": ("gauge", "Sequences that are generated for clients of this peer."),
     "p2pmesh_generations_total": ("counter", "Sequences by how they ended: stop, length, failed."),
     "p2pmesh_prompt_tokens_total": ("counter", "Tokens of prompts, of each sequence."),
+    "p2pmesh_cached_prompt_tokens_total": ("counter", "Tokens of prompts that other requests had had computed."),
     "p2pmesh_completion_tokens_total": ("counter", "Tokens that were generated."),
     "p2pmesh_recoveries_total": ("counter", "Losses that a sequence outlived."),
     "p2pmesh_time_to_first_token_seconds": ("histogram", "From a request to its first token."),
@@ -98,9 +99,10 @@ class GenerationMeter:
         self._is_open = True
         metrics.add("p2pmesh_generations_running", ())
 
-    def start(self, prompt_tokens: int) -> None:
+    def start(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
         """It was admitted."""
         self._metrics.add("p2pmesh_prompt_tokens_total", self._labels, prompt_tokens)
+        self._metrics.add("p2pmesh_cached_prompt_tokens_total", self._labels, cached_tokens)
 
     def token(self) -> None:
         """Tokens arrived."""

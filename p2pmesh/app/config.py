@@ -214,6 +214,23 @@ class BenchDecodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchPrefixOptions:
+    """What ``p2pmesh bench prefix`` was asked to do; ``model`` None is the demo model."""
+
+    home: Path
+    model: str | None = None
+    stages: int = 2
+    prefix_tokens: int = 1000
+    rounds: int = 5
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("--stages", self.stages, 1, MAX_STAGES)
+        _check_range("--prefix-tokens", self.prefix_tokens, 1, MAX_CONTEXT_TOKENS)
+        _check_range("--rounds", self.rounds, 1, 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class BenchTpotOptions:
     """What ``p2pmesh bench tpot`` was asked to do: every number of stages with every delay of a hop, one way."""
 

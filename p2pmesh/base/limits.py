@@ -102,7 +102,9 @@ MAX_GRAMMAR_DEPTH = 128
 MAX_GRAMMAR_READINGS = 4096
 MAX_TRIGGERS = 4
 MAX_TRIGGER_BYTES = 64
-PREFILL_CHUNK_TOKENS = 256
+PREFILL_CHUNK_TOKENS = 240
+PREFILL_SLICE_TOKENS = 48
+"""Of a prompt in one call, on an absolute grid of positions; chunks end where slices end."""
 PREFILL_CREDITS = 4
 
 # signed records

@@ -31,6 +31,7 @@ from p2pmesh.cli.output import (
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
 from p2pmesh.cli.parser import (
     bench_decode_options,
+    bench_prefix_options,
     bench_streams_options,
     bench_tpot_options,
     build_parser,
@@ -170,6 +171,13 @@ def _bench_decode(args: Namespace) -> int:
     return run_decode(options, sys.stdout)
 
 
+def _bench_prefix(args: Namespace) -> int:
+    options = bench_prefix_options(args)
+    from p2pmesh.app.bench_prefix import run_prefix
+
+    return run_prefix(options, sys.stdout)
+
+
 def _bench_tpot(args: Namespace) -> int:
     options = bench_tpot_options(args)
     from p2pmesh.app.bench_tpot import run_tpot
@@ -257,6 +265,7 @@ _COMMANDS: Commands = {
     "plan": _plan,
     "gpus": _gpus,
     "bench decode": _bench_decode,
+    "bench prefix": _bench_prefix,
     "bench tpot": _bench_tpot,
     "bench streams": _bench_streams,
     "bench codecs": _bench_codecs,

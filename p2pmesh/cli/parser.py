@@ -16,6 +16,7 @@ from p2pmesh.app.config import (
     DEFAULT_CONSOLE_PORT,
     PASSPHRASE_VARIABLE,
     BenchDecodeOptions,
+    BenchPrefixOptions,
     BenchStreamsOptions,
     BenchTpotOptions,
     ChaosOptions,
@@ -173,6 +174,12 @@ def _add_bench(commands: Commands) -> None:
     streams.add_argument("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
     streams.add_argument("--ctx-size", type=int, metavar="N", default=512, help="of each lane (default: %(default)s)")
     streams.add_argument("--json", action="store_true", help="as JSON")
+    prefix = _add_command(actions, "prefix", "Time to the first token of a new prompt, and of one that begins like it.")
+    prefix.add_argument("--model", metavar="REF", help="default: the demo model")
+    prefix.add_argument("--stages", type=int, metavar="N", default=2, help="default: %(default)s")
+    prefix.add_argument("--prefix-tokens", type=int, metavar="N", default=1000, help="default: %(default)s")
+    prefix.add_argument("--rounds", type=int, metavar="N", default=5, help="that are timed (default: %(default)s)")
+    prefix.add_argument("--json", action="store_true", help="as JSON")
     codecs = actions.add_parser("codecs", help="GB/s of each wire dtype on one core.", allow_abbrev=False)
     codecs.add_argument("--json", action="store_true", help="as JSON")
     memory = _add_command(actions, "memory", "What stages are charged, beside what their engines take.")
@@ -307,6 +314,12 @@ def chat_options(args: argparse.Namespace) -> ChatOptions:
         temperature=args.temperature,
         seed=args.seed,
     )
+
+
+def bench_prefix_options(args: argparse.Namespace) -> BenchPrefixOptions:
+    """The options of ``bench prefix``."""
+    home = choose_home(args.home)
+    return BenchPrefixOptions(home, args.model, args.stages, args.prefix_tokens, args.rounds, args.json)
 
 
 def bench_tpot_options(args: argparse.Namespace) -> BenchTpotOptions:

@@ -3,11 +3,12 @@
 Owns the order of frames, credits, stops, limits and deadlines of the sequence. What stays elsewhere: frames as bytes
 (``wire.stage``), sampling (``core.sampling``, at the last stage), who may send frames (``node.stages``).
 
-Chunks lie on an absolute grid of ``chunk_tokens`` positions, so that a repeated prefill repeats its calls exactly. A
-sequence that goes on after a loss begins with a *history*: tokens that an earlier driver gave out. They are replayed as
-decoded rows, several a frame, which every engine cuts into calls within its exact width; nobody waits for a token
-before the row of the last one is sampled. Where stages may still hold rows of it, each is heard first, and rows go no
-further than to the last stage that lacks them (``core.holding``).
+Chunks lie on an absolute grid of ``chunk_tokens`` positions, and the calls that engines make of them on the finer one
+of ``slice_tokens``, so that a repeated prefill repeats its calls exactly wherever it begins. A sequence that goes on
+after a loss begins with a *history*: tokens that an earlier driver gave out. They are replayed as decoded rows, several
+a frame, which every engine cuts into calls within its exact width; nobody waits for a token before the row of the last
+one is sampled. Where stages may still hold rows of it, each is heard first, and rows go no further than to the last
+stage that lacks them (``core.holding``).
 """
 
 from collections import deque
@@ -39,6 +40,8 @@ class GenerationPolicy:
     replay_rows: int = REPLAY_ROWS
     prefill_us_per_token: int = 0
     step_us: int = 0
+    slice_tokens: int = 0
+    """Where rows that a stage holds of a prompt may end; divides ``chunk_tokens``. 0: only where chunks end."""
     patience: int = 20
     floor_us: int = 15_000_000
     unmeasured_us_per_token: int = 250_000
@@ -126,6 +129,13 @@ class SendBegin:
 
 
 @dataclass(frozen=True, slots=True)
+class Reused:
+    """So many rows of the prompt were another sequence's, and no stage computes them; 0: it was not so after all."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class SendPrefill:
     """One chunk of the prompt; the last one is sampled. ``stages`` take it, 0: all."""
 
@@ -189,9 +199,21 @@ class Fail:
     text: str
 
 
-Effect = SendBegin | SendPrefill | SendReplay | SendDecode | SendEnd | SendCancel | Emit | Finish | Fail
+Effect = SendBegin | Reused | SendPrefill | SendReplay | SendDecode | SendEnd | SendCancel | Emit | Finish | Fail
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How many stages will tell what they hold, all of the run; 0: none is asked.
+
+    ``shared_rows`` of another sequence's prompt were named to them as this one's; 0: it goes on with its own.
+    """
+
+    stages: int = 0
+    shared_rows: int = 0
+
+
+_ASKS_NOBODY = Asking()
 _NOTHING_TOLD = TokensArrived(0, ())
 
 
@@ -206,9 +228,8 @@ class GenerationMachine:
         assembler: TextAssembler,
         policy: GenerationPolicy,
         history: Sequence[int] = (),
-        held_by: int = 0,
+        asks: Asking = _ASKS_NOBODY,
     ) -> None:
-        """``held_by`` is how many stages will tell what they hold, all of the run; 0: it is a sequence that begins."""
         if not prompt:
             raise ValueError("a prompt holds at least one token")
         self._prompt = tuple(prompt)
@@ -225,7 +246,8 @@ class GenerationMachine:
         """Of frames without a credit: where they end, and the rows that every stage charges for them."""
         self._overtaken: set[int] = set()
         """Ends of frames whose own credit, from a stage between, a later one of the last stage overtook."""
-        self._waits_for = held_by
+        self._waits_for = asks.stages
+        self._shared_rows = asks.shared_rows
         self._held: dict[int, Held] = {}
         self._reach = Reach(())
         self._generated = 0
@@ -283,16 +305,19 @@ class GenerationMachine:
         return (SendBegin(),)
 
     def _on_held(self, stage: int, held: Held, now: Micros) -> tuple[Effect, ...]:
-        if stage in self._held or not 0 <= stage < self._waits_for:
-            return self._broken(f"what stage {stage} holds, which was not asked for")
+        is_asked = not self._shared_rows or held.rows in (0, self._shared_rows)
+        if stage in self._held or not 0 <= stage < self._waits_for or not is_asked:
+            return self._broken(f"that stage {stage} holds {held.rows} rows, which was not asked for")
         self._held[stage] = held
         if len(self._held) < self._waits_for:
             return ()
-        chunk, prompt_end, last = self._policy.chunk_tokens, len(self._prompt), len(self._inputs) - 1
-        told = [self._held[index].usable(chunk, prompt_end, last) for index in range(self._waits_for)]
+        grid = self._policy.slice_tokens or self._policy.chunk_tokens
+        prompt_end, last = len(self._prompt), len(self._inputs) - 1
+        told = [self._held[index].usable(grid, prompt_end, last) for index in range(self._waits_for)]
         self._reach = Reach(told)
         self._sent = self._credited = self._reach.first
-        return self._send_inputs(now)
+        told_rows = (Reused(self._reach.first),) if self._shared_rows else ()
+        return (*told_rows, *self._send_inputs(now))
 
     def _replay_text(self) -> tuple[Effect, ...]:
         """Brings text, stops and counts to where the history ends; an end that was reached already is said again."""
@@ -329,7 +354,8 @@ class GenerationMachine:
         charge = self._next_charge()
         stages = self._reach.stages(start)
         if start < prompt_end:
-            end = min(start + self._policy.chunk_tokens, prompt_end)
+            chunk = self._policy.chunk_tokens
+            end = min(start - start % chunk + chunk, prompt_end, self._reach.next_edge(start))
             effect: Effect = SendPrefill(start, self._inputs[start:end], end > last, stages)
         elif start < last:
             end = min(start + self._policy.replay_rows, last, self._reach.next_edge(start))

@@ -16,14 +16,14 @@ class Held:
     rows: int
     is_fixed: bool = False
 
-    def usable(self, chunk_tokens: int, prompt_rows: int, last_row: int) -> "Held":
-        """What of it counts: no row whose token is not known, the last one never, and whole chunks of the prompt.
+    def usable(self, grid_tokens: int, prompt_rows: int, last_row: int) -> "Held":
+        """What of it counts: no row whose token is not known, the last one never, and whole calls of the prompt.
 
-        ``last_row`` is sampled, so that it always goes to the last stage; without a history the chunk that it ends.
+        ``last_row`` is sampled, so that it always goes to the last stage; without a history the call that it ends.
         """
         rows = min(self.rows, last_row)
         if rows < prompt_rows:
-            rows -= rows % chunk_tokens
+            rows -= rows % grid_tokens
         return replace(self, rows=0 if self.is_fixed and rows != self.rows else rows)
 
 

@@ -197,10 +197,14 @@ def _event_of(message: object) -> GenerationEvent:
 
 
 def _started_of(message: Started) -> GenerationStarted:
+    if message.cached_tokens and message.cached_tokens >= len(message.prompt_tokens):
+        text = f"{message.cached_tokens} tokens cached of {len(message.prompt_tokens)}"
+        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, text)
     return GenerationStarted(
         message.prompt_tokens, message.run_id, message.fingerprint, message.max_tokens, message.is_reasoning,
         message.call_format, message.model_digest or "",
         tuple(RoutedStage(entry.peer_id, entry.layer_start, entry.layer_end) for entry in message.stages),
+        cached_tokens=message.cached_tokens,
     )  # fmt: skip
 
 
@@ -208,7 +212,7 @@ def _started_message(event: GenerationStarted) -> Started:
     stages = tuple(RoutedStageEntry(stage.peer_id, stage.start, stage.end) for stage in event.stages)
     return Started(
         event.prompt_tokens, event.run_id, event.fingerprint, event.max_tokens, event.is_reasoning, event.call_format,
-        event.model_digest or None, stages,
+        event.model_digest or None, stages, event.cached_tokens,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from p2pmesh.core import generation
 from p2pmesh.core.holding import Held
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.clock import Clock
-from p2pmesh.wire.begin import Begin, encode_begin
+from p2pmesh.wire.begin import Begin, Prefix, encode_begin
 from p2pmesh.wire.generation import (
     GenerationDelta,
     GenerationEvent,
@@ -66,6 +66,8 @@ class SequenceStart:
     pieces: tuple[bytes, ...] = ()
     grammar: Grammar | None = None
     hidden_size: int = 0
+    prefix: Prefix | None = None
+    """Rows of its prompt that stages may hold as another sequence's."""
 
 
 class Sequence:
@@ -95,6 +97,9 @@ class Sequence:
         self._patience_s = READER_PATIENCE_S
         self._abandoned: Refused | None = None
         """Why nothing follows what was given: its reader was too slow."""
+        self._reused_rows = 0
+        self._is_settled = trio.Event()
+        """Whether it is known how much of the prompt is computed."""
 
     @property
     def key(self) -> tuple[bytes, int]:
@@ -110,7 +115,28 @@ class Sequence:
     def sent_tokens(self) -> int:
         """Tokens whose rows all stages compute before the first one is sampled; 0 where they may hold some already."""
         request = self._start.request
-        return 0 if request.continues else len(self._start.prompt) + len(request.history)
+        return 0 if request.continues or self._start.prefix else len(self._start.prompt) + len(request.history)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Its token ids."""
+        return self._start.prompt
+
+    @property
+    def prefix(self) -> Prefix | None:
+        """What it was to begin with."""
+        return self._start.prefix
+
+    @property
+    def is_only_read(self) -> bool:
+        """Whether no answer is made of the prompt."""
+        return self._start.request.wants_embedding
+
+    async def reused_rows(self) -> int:
+        """Rows of the prompt that were another sequence's: known once every stage has said what it holds."""
+        if self._start.prefix is not None:
+            await self._is_settled.wait()
+        return self._reused_rows
 
     async def deliver(self, frame: StageFrame) -> None:
         """A TOKEN, CREDIT or ERROR of this sequence; one that floods us fails."""
@@ -207,6 +233,7 @@ class Sequence:
             if not self._machine.is_over:
                 with trio.CancelScope(deadline=trio.current_time() + CANCEL_TIMEOUT_S, shield=True):
                     await self._cancel()
+            self._is_settled.set()
             self._output.close()
 
     async def _generate(self) -> None:
@@ -272,14 +299,16 @@ class Sequence:
                 start, request = self._start, self._start.request
                 begin = Begin(
                     request.sampling, len(start.prompt), request.top_logprobs, self._machine.max_tokens, start.grammar,
-                    request.continues, request.wants_embedding,
+                    request.continues, request.wants_embedding, start.prefix,
                 )  # fmt: skip
                 body = encode_begin(begin)
                 await self._submit(self._frame(FrameKind.BEGIN, body=body))
-            case generation.SendEnd():
-                await self._submit_last(FrameKind.END)
-            case generation.SendCancel():
-                await self._submit_last(FrameKind.CANCEL)
+            case generation.Reused(rows):
+                self._reused_rows = rows
+                self._is_settled.set()
+            case generation.SendEnd() | generation.SendCancel():
+                is_end = isinstance(effect, generation.SendEnd)
+                await self._submit_last(FrameKind.END if is_end else FrameKind.CANCEL)
             case generation.Finish(reason, text, completion_tokens):
                 await self._give(GenerationFinished(reason, text, completion_tokens))
             case generation.Fail(code, text):

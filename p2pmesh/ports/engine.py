@@ -36,7 +36,8 @@ class EngineFacts:
     all that the bits depend on (build, backend, CPU features, threads, KV type); equal fingerprints, equal bits.
     ``kv_bytes`` is what keys, values and states take, of all sequences together. ``decode_us`` is the measured time of
     one row of one sequence after a short context, ``prefill_us`` that of a token in a prompt; 0: not measured.
-    ``call_format`` names how the model writes calls of tools (``core.tool_calls.formats``).
+    ``call_format`` names how the model writes calls of tools (``core.tool_calls.formats``). ``shares_prefixes``: rows
+    of one sequence may be another's too, which begins alike.
     """
 
     hidden_size: int
@@ -50,6 +51,7 @@ class EngineFacts:
     decode_us: int = 0
     call_format: str = "plain"
     prefill_us: int = 0
+    shares_prefixes: bool = False
 
 
 TakeFrame = Callable[[StageFrame], Awaitable[None]]

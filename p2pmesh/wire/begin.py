@@ -1,12 +1,14 @@
 """The body of a BEGIN frame: sampling parameters, lengths, the grammar and what it goes on with, bytes <-> ``Begin``.
 
-A msgpack map. Every field but ``continues`` is required, unknown ones are left out, ranges are those of
+A msgpack map. Every field but ``continues`` and ``prefix`` is required, unknown ones are left out, ranges are those of
 ``SamplingParameters``. ``logit_bias`` is a string of pairs, id as i32 and bias as f64; ``top_logprobs`` is nil where
 nothing is asked for.
 Normative text: ``protocols/skippy-stage-2.md``.
 """
 
+import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,14 @@ import msgpack
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import ID_BYTES
-from p2pmesh.base.limits import MAX_BEGIN_BODY_BYTES, MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_TRIGGERS
+from p2pmesh.base.limits import (
+    MAX_BEGIN_BODY_BYTES,
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIAS,
+    MAX_SEQUENCE,
+    MAX_TRIGGERS,
+    PREFILL_SLICE_TOKENS,
+)
 from p2pmesh.wire.generation import Grammar, SamplingParameters, check_told
 from p2pmesh.wire.stage import MAX_POSITION
 
@@ -28,6 +37,39 @@ _BIAS = struct.Struct("<id")
 _COUNTS = ("prompt_tokens", "max_tokens")
 _GRAMMAR, _TRIGGERS, _AT_START = "grammar", "grammar_triggers", "grammar_at_start"
 _CONTINUES = "continues"
+_PREFIX = "prefix"
+_PREFIX_FIELDS = struct.Struct("<16sII16s")
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first ``rows`` rows of another sequence of the run, which are this one's too.
+
+    ``digest`` is of their token ids (``digest_tokens``): a stage that holds others under that name holds none.
+    """
+
+    request_id: bytes
+    sequence: int
+    rows: int
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sequence <= MAX_SEQUENCE:
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"a prefix of choice {self.sequence}")
+        if not 1 <= self.rows <= MAX_POSITION or self.rows % PREFILL_SLICE_TOKENS:
+            text = f"a prefix of {self.rows} rows: it ends at multiples of {PREFILL_SLICE_TOKENS}"
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, text)
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        """The sequence whose rows they are."""
+        return self.request_id, self.sequence
+
+
+def digest_tokens(tokens: Sequence[int]) -> bytes:
+    """16 bytes that name token ids: BLAKE2b over them as i32."""
+    return hashlib.blake2b(struct.pack(f"<{len(tokens)}i", *tokens), digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +80,7 @@ class Begin:
     ``top_logprobs``: the last stage tells each token's log probability and so many likeliest ones; None: it does not.
     ``continues``: the request id that the sequence had in a run that is over, of which stages may hold rows; or empty.
     ``wants_embedding``: it tells what it makes of the prompt, and samples nothing.
+    ``prefix``: rows that it need not be given, if they are still here; the last token of a prompt is none of them.
     """
 
     parameters: SamplingParameters
@@ -47,6 +90,7 @@ class Begin:
     grammar: Grammar | None = None
     continues: bytes = b""
     wants_embedding: bool = False
+    prefix: Prefix | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -54,6 +98,11 @@ class Begin:
             if not 1 <= count <= MAX_POSITION:
                 raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"{name} must be 1 to {MAX_POSITION}, not {count}")
         check_told(self.top_logprobs, wants_embedding=self.wants_embedding)
+        if self.prefix is not None and (self.continues or self.wants_embedding):
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, "a prefix of a sequence that goes on, or is only read")
+        if self.prefix is not None and self.prefix.rows >= self.prompt_tokens:
+            text = f"a prefix of {self.prefix.rows} rows of a prompt of {self.prompt_tokens}"
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, text)
 
 
 def encode_begin(begin: Begin) -> bytes:
@@ -68,6 +117,9 @@ def encode_begin(begin: Begin) -> bytes:
     fields |= {_GRAMMAR: grammar.text, _TRIGGERS: list(grammar.triggers), _AT_START: grammar.is_at_start}
     if begin.continues:
         fields[_CONTINUES] = begin.continues
+    if begin.prefix is not None:
+        prefix = begin.prefix
+        fields[_PREFIX] = _PREFIX_FIELDS.pack(prefix.request_id, prefix.sequence, prefix.rows, prefix.digest)
     packed: bytes = msgpack.packb(fields)
     return packed
 
@@ -96,6 +148,7 @@ def decode_begin(body: bytes | memoryview) -> Begin:
         _grammar(fields),
         _request_id(fields),
         wants_embedding,
+        _prefix(fields),
     )
 
 
@@ -156,6 +209,15 @@ def _request_id(fields: dict[str, object]) -> bytes:
     if not isinstance(value, bytes) or len(value) != ID_BYTES:
         raise _malformed(f"{_CONTINUES} is no id")
     return value if _CONTINUES in fields else b""
+
+
+def _prefix(fields: dict[str, object]) -> Prefix | None:
+    if _PREFIX not in fields:
+        return None
+    value = fields[_PREFIX]
+    if not isinstance(value, bytes) or len(value) != _PREFIX_FIELDS.size:
+        raise _malformed(f"{_PREFIX} is no string of {_PREFIX_FIELDS.size} bytes")
+    return Prefix(*_PREFIX_FIELDS.unpack(value))
 
 
 def _malformed(what: str) -> RemoteProtocolError:

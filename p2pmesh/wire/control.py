@@ -570,6 +570,7 @@ class Started:
     call_format: str = declared(Text(32, is_line), "")
     model_digest: str | None = declared(Optional(_DIGEST), None)
     stages: tuple[RoutedStageEntry, ...] = declared(ListOf(Row(RoutedStageEntry), MAX_STAGES), ())
+    cached_tokens: int = declared(Integer(0, MAX_PROMPT_TOKENS), 0)
 
 
 @dataclass(frozen=True, slots=True)

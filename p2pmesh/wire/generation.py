@@ -226,7 +226,8 @@ class GenerationStarted:
     ``is_reasoning``: the template has opened a block of reasoning already, the answer begins inside it.
     ``call_format`` names how the model writes calls of tools (``core.tool_calls``); empty where none were offered.
     ``stages`` are the peers of the run in order, the driver first; ``model_digest`` is the file's. ``model`` is the
-    name that the ingress asked for, which it may have chosen itself; no driver says it.
+    name that the ingress asked for, which it may have chosen itself; no driver says it. ``cached_tokens`` of the prompt
+    were computed for another request already.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -238,6 +239,7 @@ class GenerationStarted:
     model_digest: str = ""
     stages: tuple[RoutedStage, ...] = ()
     model: str = ""
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

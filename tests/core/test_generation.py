@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.quantities import Micros
 from p2pmesh.core.generation import (
+    Asking,
     Begin,
     CancelRequested,
     CreditArrived,
@@ -23,6 +24,7 @@ from p2pmesh.core.generation import (
     GenerationMachine,
     GenerationPolicy,
     HeldArrived,
+    Reused,
     RunEnded,
     SendBegin,
     SendCancel,
@@ -502,7 +504,7 @@ class FakeStages:
 def go_on(case: Case, history: tuple[int, ...], held: list[Held], order: list[bool]) -> tuple[list[Effect], FakeStages]:
     assembler = TextAssembler(PIECES, case.stops)
     machine = GenerationMachine(
-        case.prompt, case.max_tokens, frozenset({END_TOKEN}), assembler, POLICY, history, held_by=len(held)
+        case.prompt, case.max_tokens, frozenset({END_TOKEN}), assembler, POLICY, history, asks=Asking(len(held))
     )
     stages = FakeStages(case, held)
     effects: list[Effect] = []
@@ -546,7 +548,7 @@ def test_a_lost_first_stage_computes_alone_what_the_others_hold() -> None:
 
 
 def test_what_a_stage_between_credits_may_be_overtaken_by_the_last_one() -> None:
-    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (1,) * 6, held_by=2)
+    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (1,) * 6, asks=Asking(2))
     feed(machine, Begin(), HeldArrived(0, Held(4)), HeldArrived(1, Held(8)))
     assert feed(machine, CreditArrived(11)) == [SendReplay(11, (1, 1)), SendDecode(13, 1)]
     assert feed(machine, CreditArrived(8)) == []
@@ -555,14 +557,41 @@ def test_what_a_stage_between_credits_may_be_overtaken_by_the_last_one() -> None
 
 @pytest.mark.parametrize("told", [[0, 0], [1, 1], [2], [-1], [0, 1, 1]])
 def test_stages_that_tell_what_they_hold_twice_or_are_none_fail_the_sequence(told: list[int]) -> None:
-    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), held_by=2)
+    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), asks=Asking(2))
     effects = feed(machine, Begin(), *(HeldArrived(index, Held(0)) for index in told))
     assert isinstance(effects[-1], Fail)
     assert effects[-1].code is ErrorCode.FRAME_POSITION_INVALID
 
 
+@pytest.mark.parametrize(("told", "first"), [((8, 8), 8), ((8, 0), 0), ((0, 0), 0)])
+def test_a_prompt_begins_where_every_stage_has_the_rows_of_another(told: tuple[int, int], first: int) -> None:
+    machine = GenerationMachine(
+        tuple(range(10)), 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), Asking(2, shared_rows=8)
+    )
+    effects = feed(machine, Begin(), *(HeldArrived(index, Held(rows)) for index, rows in enumerate(told)))
+    assert effects[:2] == [SendBegin(), Reused(first)]
+    assert effects[-1] == (prefill(8, 10, is_last=True) if first else prefill(4, 8))
+
+
+def test_a_prefix_that_ends_within_a_chunk_goes_on_to_where_that_ends() -> None:
+    policy = replace(POLICY, chunk_tokens=4, slice_tokens=2)
+    machine = GenerationMachine(
+        tuple(range(11)), 9, frozenset(), TextAssembler(PIECES, ()), policy, (), Asking(1, shared_rows=6)
+    )
+    effects = feed(machine, Begin(), HeldArrived(0, Held(6)))
+    assert effects == [SendBegin(), Reused(6), prefill(6, 8), prefill(8, 11, is_last=True)]
+
+
+@pytest.mark.parametrize("rows", [4, 9, 64])
+def test_a_stage_that_holds_what_was_not_asked_for_fails_the_sequence(rows: int) -> None:
+    machine = GenerationMachine(
+        tuple(range(10)), 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), Asking(1, shared_rows=8)
+    )
+    assert isinstance(feed(machine, Begin(), HeldArrived(0, Held(rows)))[-1], Fail)
+
+
 def test_a_stage_that_never_tells_is_not_waited_for_beyond_a_deadline() -> None:
-    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), held_by=2)
+    machine = GenerationMachine((0,) * 8, 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (), asks=Asking(2))
     feed(machine, Begin(), HeldArrived(0, Held(0)))
     deadline = machine.deadline()
     assert deadline is not None

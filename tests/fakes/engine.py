@@ -17,7 +17,7 @@ from p2pmesh.core.grammar.constraint import Constraint, Rules, Words
 from p2pmesh.core.grammar.matcher import Matcher
 from p2pmesh.core.grammar.network import compile_grammar
 from p2pmesh.ports.engine import EngineFacts, EngineSpec, TakeFrame
-from p2pmesh.wire.begin import Begin, decode_begin
+from p2pmesh.wire.begin import Begin, decode_begin, digest_tokens
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters, ToolUse
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_activation, error_frame
 from p2pmesh.wire.token_report import TokenReport, encode_reports
@@ -83,6 +83,8 @@ class _Sequence:
 class FakeEngine:
     """Implements ``ports.engine.Engine``. While held it takes frames and does nothing with them."""
 
+    shares_prefixes = True
+
     def __init__(self, spec: EngineSpec, fingerprint: str = "fake", killed_by: tuple[int, ...] | None = None) -> None:
         self.spec = spec
         self.killed_by = killed_by
@@ -90,11 +92,13 @@ class FakeEngine:
         self.taken: list[StageFrame] = []
         self.facts = EngineFacts(
             HIDDEN_SIZE, 8, fingerprint, 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}), (),
-            DECODE_US,
+            DECODE_US, shares_prefixes=self.shares_prefixes,
         )  # fmt: skip
         self.rows_computed = 0
         self.forgets = False
-        """Keeps nothing of a run that is over."""
+        """Keeps nothing of a run that is over, nor of a sequence."""
+        self._ended: dict[Key, list[int]] = {}
+        """Prompts whose rows are kept."""
         self._sequences: dict[Key, _Sequence] = {}
         self._parked: dict[Key, _Sequence] = {}
         self._waiting: list[StageFrame] | None = None
@@ -148,6 +152,7 @@ class FakeEngine:
             self._waiting = []
         if not self.forgets:
             self._parked |= self._sequences
+        self._ended = {}
         self._sequences = {}
 
     async def follow(self, take: TakeFrame) -> None:
@@ -184,7 +189,9 @@ class FakeEngine:
         if frame.kind is FrameKind.BEGIN:
             self._begin(key, frame)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
-            self._sequences.pop(key, None)
+            ended = self._sequences.pop(key, None)
+            if ended is not None and not self.forgets:
+                self._ended[key] = ended.history[: ended.prompt_tokens]
         elif frame.kind in _ROWS and key in self._sequences:
             self._run(self._sequences[key], frame)
 
@@ -196,12 +203,21 @@ class FakeEngine:
             self._out.send_nowait(error_frame(frame, error.code, error.message))
             return
         kept = self._parked.pop((begin.continues, frame.sequence), None)
-        history = kept.history if kept else []
+        history = kept.history if kept else self._copied(begin)
         self._sequences[key] = _Sequence(
             begin.parameters, begin.top_logprobs, begin.wants_embedding, history, begin.prompt_tokens, constraint
         )
-        if begin.continues:
+        if begin.continues or begin.prefix:
             self._say(frame, FrameKind.HELD, len(self._sequences[key].history))
+
+    def _copied(self, begin: Begin) -> list[int]:
+        prefix = begin.prefix
+        if prefix is None:
+            return []
+        live = self._sequences.get(prefix.key)
+        source = self._ended.get(prefix.key, []) if live is None else live.history[: live.prompt_tokens]
+        rows = source[: prefix.rows]
+        return rows if digest_tokens(rows) == prefix.digest else []
 
     def _run(self, sequence: _Sequence, frame: StageFrame) -> None:
         if frame.position > len(sequence.history):

@@ -169,7 +169,7 @@ async def test_a_replay_goes_in_frames_behind_the_prompt_and_one_row_is_sampled(
         last_begin = max(index for index, frame in enumerate(taken) if frame.kind is FrameKind.BEGIN)
         first, second, *rest = taken[last_begin + 1 :]
         assert [(f.kind, f.position, len(f.tokens), f.flags) for f in (first, second)] == [
-            (FrameKind.PREFILL, 0, 256, FrameFlag.NONE), (FrameKind.PREFILL, 256, 44, FrameFlag.NONE)
+            (FrameKind.PREFILL, 0, 240, FrameFlag.NONE), (FrameKind.PREFILL, 240, 60, FrameFlag.NONE)
         ]  # fmt: skip
         replayed = [frame for frame in rest if frame.flags & FrameFlag.REPLAY]
         history = nodes[0].told("request_recovered")[0]["tokens"] - 1

@@ -54,7 +54,7 @@ async def test_a_prompt_longer_than_all_credits_goes_through(autojump_clock: Moc
         nodes = await chain(mesh, 3)
         request = mesh.request("x" * 3000, max_tokens=3)
         assert await nodes[0].ask(request) == expected(request)
-        assert nodes[2].engine.count(FrameKind.PREFILL) == 1 + 12  # the probe's and ours
+        assert nodes[2].engine.count(FrameKind.PREFILL) == 1 + 13  # the probe's and ours
 
 
 async def test_many_requests_share_the_lanes(autojump_clock: MockClock) -> None:

@@ -945,6 +945,8 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
     )
     waits = begin.encode_begin(begin.Begin(generation.SamplingParameters(), 600, None, 64, lazy))
     going_on = begin.encode_begin(begin.Begin(generation.SamplingParameters(seed=7), 600, continues=bytes(range(16))))
+    prefix = begin.Prefix(bytes(range(16)), 127, 480, begin.digest_tokens(range(480)))
+    shares = begin.encode_begin(begin.Begin(generation.SamplingParameters(seed=7), 600, prefix=prefix))
     make = stage.StageFrame
     return [
         ("open by stage 1", make(kinds.OPEN, zero, RUN_ID, position=1)),
@@ -983,6 +985,7 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         ("held by stage 63", make(kinds.HELD, REQUEST_ID, RUN_ID, 1, 700, stages=63)),
         ("held as one state", make(kinds.HELD, REQUEST_ID, RUN_ID, 0, 700, flags=stage.FrameFlag.FIXED, stages=2)),
         ("begin of a sequence that goes on", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=going_on)),
+        ("begin of a prompt that begins like another", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=shares)),
         ("cancel", make(kinds.CANCEL, REQUEST_ID, RUN_ID)),
         ("end", make(kinds.END, REQUEST_ID, RUN_ID)),
     ]  # fmt: skip
@@ -1096,6 +1099,24 @@ BROKEN_FRAMES: list[tuple[str, str, Callable[[bytes], bytes], str]] = [
 ]  # fmt: skip
 
 
+def prefix_bytes(sequence: int = 0, rows: int = 480) -> bytes:
+    return struct.pack("<16sII16s", bytes(range(16)), sequence, rows, bytes(16))
+
+
+def broken_prefixes() -> list[tuple[str, object, str]]:
+    return [
+        ("of 39 bytes", prefix_bytes()[1:], "message_malformed"),
+        ("of 41 bytes", prefix_bytes() + bytes(1), "message_malformed"),
+        ("of nil", None, "message_malformed"),
+        ("as text", "0" * 40, "message_malformed"),
+        ("of choice 128", prefix_bytes(sequence=128), "request_invalid"),
+        ("of no rows", prefix_bytes(rows=0), "request_invalid"),
+        ("within a call", prefix_bytes(rows=240 + 47), "request_invalid"),
+        ("beyond all positions", prefix_bytes(rows=2**31 + 16), "request_invalid"),
+        ("of the whole prompt", prefix_bytes(rows=624), "request_invalid"),
+    ]
+
+
 def broken_begins() -> list[tuple[str, Case | bytes, str]]:
     return [
         ("begin without a prompt length", {"prompt_tokens": ...}, "message_malformed"),
@@ -1141,6 +1162,17 @@ def broken_begins() -> list[tuple[str, Case | bytes, str]]:
         ("begin that continues an empty id", {"continues": b""}, "message_malformed"),
         ("begin that continues text", {"continues": "0" * 16}, "message_malformed"),
         ("begin that continues nil", {"continues": None}, "message_malformed"),
+        *[(f"begin with a prefix {what}", {"prefix": value}, code) for what, value, code in broken_prefixes()],
+        (
+            "begin with a prefix of a sequence that goes on",
+            {"prefix": prefix_bytes(), "continues": bytes(16)},
+            "request_invalid",
+        ),
+        (
+            "begin with a prefix of a prompt that is only read",
+            {"prefix": prefix_bytes(), "wants_embedding": True},
+            "request_invalid",
+        ),
         ("begin with an empty body", b"", "message_malformed"),
         ("begin with a list", b"\x93\x01\x02\x03", "message_malformed"),
         ("begin with text that is not UTF-8", b"\x81\xa1\xff\x01", "message_malformed"),

@@ -247,8 +247,9 @@ def test_the_stage_document_has_every_kind_at_its_number_and_every_field_of_begi
     sample = next(case for case in vectors.load("stage_frames")["valid"] if "begin" in case)
     grammar = ["grammar", "grammar_triggers", "grammar_at_start"]
     names = [*sample["begin"]["parameters"], "prompt_tokens", "top_logprobs", "max_tokens", *grammar, "continues",
-             "wants_embedding"]  # fmt: skip
-    ours = ["parameters", "prompt_tokens", "top_logprobs", "max_tokens", "grammar", "continues", "wants_embedding"]
+             "wants_embedding", "prefix"]  # fmt: skip
+    ours = ["parameters", "prompt_tokens", "top_logprobs", "max_tokens", "grammar", "continues", "wants_embedding",
+            "prefix"]  # fmt: skip
     assert begin.Begin.__dataclass_fields__.keys() == {*ours}
     assert [name for name in names if f"`{name}`" not in STAGE_TEXT] == []
 

@@ -248,9 +248,9 @@ class LoadedStage:
         """Frees the cells of a sequence from position ``start`` on."""
         native.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
-    def share_cells(self, source: int, target: int, start: int) -> None:
-        """Makes the cells of ``source`` from position ``start`` on belong to ``target`` too."""
-        native.llama_memory_seq_cp(self._memory, source, target, start, -1)
+    def share_cells(self, source: int, target: int, start: int, end: int = -1) -> None:
+        """Makes the cells of ``source`` at positions ``[start, end)`` belong to ``target`` too; -1: to the last."""
+        native.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def clear_cells(self) -> None:
         """Empties the cache; the next row takes its first cell."""

@@ -132,6 +132,7 @@ class LoadedEngine:
             "end_tokens": self._vocabulary.end_tokens(),
             "notes": list(fields["notes"]),
             "call_format": self._vocabulary.call_format,
+            "shares_prefixes": shape.can_roll_back,
         }
 
     def _widths(self, stage: LoadedStage, shape: StageShape) -> Any:
@@ -173,7 +174,7 @@ class LoadedEngine:
             return self.stepper.begin(frame)
         elif frame.kind in (FrameKind.CANCEL, FrameKind.END):
             self.batcher.drop(key)
-            self.stepper.release(key)
+            self.stepper.finish(key)
             self.stepper.drop_parked(time.monotonic())
         else:
             return [error_frame(frame, ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} is not for an engine")]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from p2pmesh.core.batching import SequenceKey
 from p2pmesh.core.grammar.constraint import Constraint
 from p2pmesh.core.pooling import RowPool
+from p2pmesh.core.prefix_index import PrefixIndex
 from p2pmesh.wire.begin import Begin
 
 _REMEMBERED_ENDS = 1024
@@ -25,14 +26,23 @@ class Lane:
     pool: RowPool | None = None
     """Where an embedding was asked for, at the last stage."""
 
+    @property
+    def prompt(self) -> list[int]:
+        """What is held of the prompt, whose rows other sequences may have; none of one that is only read."""
+        return [] if self.begin.wants_embedding else self.history[: self.begin.prompt_tokens]
+
 
 class LaneTable:
     """Sequence -> lane, at most ``lanes`` of them; remembers which sequences have ended.
 
     A *parked* lane is that of a sequence whose run is over: nothing but ``adopt`` finds it, and it gives way to others.
+    A *kept* one is that of a sequence which is over itself, in a run that goes on: others that begin alike copy its
+    prompt's rows. It gives way before parked ones do. Without ``prefixes`` none is kept.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, prefixes: PrefixIndex | None = None) -> None:
+        self._prefixes = prefixes
+        self._kept: dict[SequenceKey, Lane] = {}
         self._free = list(range(lanes - 1, -1, -1))
         self._lanes: dict[SequenceKey, Lane] = {}
         self._parked: dict[SequenceKey, Lane] = {}
@@ -41,6 +51,50 @@ class LaneTable:
     def __len__(self) -> int:
         """Sequences that are served."""
         return len(self._lanes)
+
+    def finish(self, key: SequenceKey) -> tuple[Lane | None, tuple[Lane, ...]]:
+        """A sequence is over: its lane if it is kept, and the lanes that are free now; the caller frees their cells."""
+        if self._prefixes is None or key not in self._lanes:
+            lane = self.release(key)
+            return None, () if lane is None else (lane,)
+        self.remember_end(key)
+        earlier = (key,) if key in self._kept else ()  # ids are the clients' peers' to choose: one may come twice
+        freed = [self._free_kept(each) for each in earlier]
+        lane = self._kept[key] = self._lanes.pop(key)
+        freed += [self._free_kept(dropped) for dropped in self._prefixes.keep(key, lane.prompt)]
+        return self._kept.get(key), tuple(freed)
+
+    def kept_rows(self, key: SequenceKey) -> int:
+        """Rows that are kept of a sequence that is over."""
+        return 0 if self._prefixes is None else self._prefixes.rows(key)
+
+    def find_source(self, key: SequenceKey) -> Lane | None:
+        """The lane of a sequence of this run, served or kept; it is the last of the kept ones to go now."""
+        if self._prefixes is not None:
+            self._prefixes.use(key)
+        return self._lanes.get(key) or self._kept.get(key)
+
+    def free_oldest_kept(self, besides: SequenceKey | None = None) -> Lane | None:
+        """Frees the kept lane that is the first to go; the caller frees its cells."""
+        oldest = None if self._prefixes is None else self._prefixes.oldest(besides)
+        return None if oldest is None else self._free_kept(oldest)
+
+    def take_over(self, kept: SequenceKey, key: SequenceKey, begin: Begin) -> Lane | None:
+        """A kept lane as another sequence's, which begins alike; None where it is not kept."""
+        lane = self._kept.pop(kept, None)
+        if lane is not None and self._prefixes is not None:
+            self._prefixes.drop(kept)
+            lane.begin = begin
+            self._ended.pop(key, None)
+            self._lanes[key] = lane
+        return lane
+
+    def _free_kept(self, key: SequenceKey) -> Lane:
+        lane = self._kept.pop(key)
+        if self._prefixes is not None:
+            self._prefixes.drop(key)
+        self._free.append(lane.index)
+        return lane
 
     def park(self) -> None:
         """The run is over: every sequence of it waits for one that continues it."""

@@ -435,6 +435,7 @@ def _decode_facts(fields: dict[str, Any]) -> EngineFacts:
             decode_us=int(fields["decode_us"]),
             call_format=str(fields["call_format"]),
             prefill_us=int(fields["prefill_us"]),
+            shares_prefixes=bool(fields["shares_prefixes"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(ErrorCode.ENGINE_LOAD_FAILED, f"the engine process sent incomplete facts: {error}") from None

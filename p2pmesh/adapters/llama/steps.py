@@ -5,9 +5,10 @@ of the call, which get an ERROR, never the process.
 
 Numerics: a decode call has at most ``exact_width`` rows. A prefill chunk is cut into slices of ``PREFILL_ROWS``, fewer
 than the 64 rows from which llama.cpp's attention takes a tiled kernel whose bits depend on where in the cache a
-sequence's cells lie. A call of one row takes yet another kernel once the cache view has 512 cells, and differs; what is
-done about it (``SingleRow``) is measured at load. Padding with a scratch row is what always helps, and costs up to
-40 % of a step of a small model.
+sequence's cells lie. Slices lie on an absolute grid of positions, so that the rows of a whole one are the same however
+long the prompt is and wherever its computing began. A call of one row takes yet another kernel once the cache view has
+512 cells, and differs; what is done about it (``SingleRow``) is measured at load. Padding with a scratch row is what
+always helps, and costs up to 40 % of a step of a small model.
 """
 
 from dataclasses import dataclass, replace
@@ -22,11 +23,13 @@ from p2pmesh.adapters.llama.cells import CellLog
 from p2pmesh.adapters.llama.grammars import GrammarShelf
 from p2pmesh.adapters.llama.lanes import Lane, LaneTable
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_SLICE_TOKENS
 from p2pmesh.core.batching import Call, CallKind, SequenceKey, key_of
 from p2pmesh.core.pooling import RowPool, choose_pooling
+from p2pmesh.core.prefix_index import PrefixIndex, PrefixPolicy
 from p2pmesh.core.sampling import rank_logprobs, sample, sample_allowed
 from p2pmesh.model.cost import SPARE_CELLS
-from p2pmesh.wire.begin import Begin, decode_begin
+from p2pmesh.wire.begin import Begin, decode_begin, digest_tokens
 from p2pmesh.wire.stage import (
     FrameFlag,
     FrameKind,
@@ -38,7 +41,7 @@ from p2pmesh.wire.stage import (
 )
 from p2pmesh.wire.token_report import TokenReport, encode_reports
 
-PREFILL_ROWS = 48
+PREFILL_ROWS = PREFILL_SLICE_TOKENS
 SMALL_VIEW_CELLS = 256
 """Up to here llama.cpp looks at 256 cells; from the next cell on at 512 or more."""
 
@@ -108,7 +111,9 @@ class Stepper:
         self._shape = shape
         self._widths = widths
         self._pooling = choose_pooling(stage.pooling_type())
-        self._lanes = LaneTable(shape.lanes)
+        # one context's rows at most: each cell that is kept costs every call a look at it
+        kept = PrefixPolicy(PREFILL_SLICE_TOKENS, PREFILL_CHUNK_TOKENS, shape.lanes, shape.context_tokens)
+        self._lanes = LaneTable(shape.lanes, PrefixIndex(kept) if shape.can_roll_back else None)
         self._parked_until = 0.0
         self._cells = CellLog(stage, shape.lanes, shape.context_tokens * shape.lanes + SPARE_CELLS)
 
@@ -120,7 +125,7 @@ class Stepper:
     def begin(self, frame: StageFrame) -> list[StageFrame]:
         """Takes a lane, the one it continues if that is parked, or renews the parameters of a sequence that has one.
 
-        HELD answers what continues another, ERROR what finds no lane.
+        HELD answers what continues another or copies its prefix, ERROR what finds no lane.
         """
         try:
             begin = decode_begin(frame.body)
@@ -129,29 +134,70 @@ class Stepper:
             return self._fail(frame, error.code, error.message)
         if begin.wants_embedding and self._shape.is_last and self._pooling is None:
             return self._fail(frame, ErrorCode.REQUEST_INVALID, "this model ranks texts, and gives no embedding of one")
-        lane = self._lanes.find(key_of(frame)) or self._continued(frame, begin) or self._take_lane(key_of(frame), begin)
+        lane = (
+            self._lanes.find(key_of(frame))
+            or self._continued(frame, begin)
+            or self._copied(frame, begin)
+            or self._take_lane(key_of(frame), begin)
+        )
         if lane is None:
             return self._fail(frame, ErrorCode.OVERLOADED, f"all {self._shape.lanes} lanes are taken; retry later")
         lane.begin, lane.constraint = begin, constraint
-        return [self._held(frame, len(lane.history))] if begin.continues else []
+        is_asked = begin.continues or begin.prefix is not None
+        return [self._held(frame, len(lane.history))] if is_asked else []
 
     def _continued(self, frame: StageFrame, begin: Begin) -> Lane | None:
         return self._lanes.adopt((begin.continues, frame.sequence), key_of(frame), begin) if begin.continues else None
 
-    def _take_lane(self, key: SequenceKey, begin: Begin) -> Lane | None:
+    def _copied(self, frame: StageFrame, begin: Begin) -> Lane | None:
+        """A lane with the rows of another's prompt, if they are here and are of the tokens that the driver means."""
+        prefix = begin.prefix
+        if prefix is None or not self._shape.can_roll_back:
+            return None
+        source = self._lanes.find_source(prefix.key)
+        if source is None or digest_tokens(source.prompt[: prefix.rows]) != prefix.digest:
+            return None
+        lane = self._take_lane(key_of(frame), begin, spared=prefix.key)
+        if lane is not None:
+            self._cells.copy(source.index, lane.index, prefix.rows)
+            lane.history += source.history[: prefix.rows]
+            return lane
+        lane = self._lanes.take_over(prefix.key, key_of(frame), begin)
+        if lane is not None:
+            self._cut(lane, prefix.rows)
+        return lane
+
+    def _take_lane(self, key: SequenceKey, begin: Begin, spared: SequenceKey | None = None) -> Lane | None:
+        """A lane that is free, or is kept for others, or parked; ``spared`` does not give way."""
         lane = self._lanes.take(key, begin)
-        oldest = self._lanes.oldest_parked()
-        if lane is None and oldest is not None:
-            self._unpark(oldest)
+        if lane is None:
+            self._make_lane_free(spared)
             lane = self._lanes.take(key, begin)
         return lane
+
+    def _make_lane_free(self, spared: SequenceKey | None) -> None:
+        freed = self._lanes.free_oldest_kept(spared)
+        oldest = self._lanes.oldest_parked()
+        if freed is not None:
+            self._cells.truncate(freed.index, 0)
+        elif oldest is not None:
+            self._unpark(oldest)
+
+    def _cut(self, lane: Lane, rows: int) -> None:
+        self._cells.truncate(lane.index, rows)
+        del lane.history[rows:]
 
     def _held(self, cause: StageFrame, rows: int) -> StageFrame:
         answer = self._answer(cause, FrameKind.HELD, rows)
         return answer if self._shape.can_roll_back else replace(answer, flags=FrameFlag.FIXED)
 
     def park(self, until: float) -> None:
-        """The run is over: rows of its sequences stay until ``until``, by the clock of ``drop_parked``."""
+        """The run is over: rows of its sequences stay until ``until``, by the clock of ``drop_parked``.
+
+        What was kept for others of the run goes: no other run is to find it.
+        """
+        while (freed := self._lanes.free_oldest_kept()) is not None:
+            self._cells.truncate(freed.index, 0)
         self._lanes.park()
         self._parked_until = until
 
@@ -164,6 +210,14 @@ class Stepper:
 
     def _unpark(self, key: SequenceKey) -> None:
         self._cells.truncate(self._lanes.unpark(key).index, 0)
+
+    def finish(self, key: SequenceKey) -> None:
+        """A sequence is over: its prompt's rows may be kept for others that begin alike, all else is freed."""
+        kept, freed = self._lanes.finish(key)
+        if kept is not None:
+            self._cut(kept, self._lanes.kept_rows(key))
+        for lane in freed:
+            self._cells.truncate(lane.index, 0)
 
     def release(self, key: SequenceKey) -> None:
         """Frees the lane and the cells of a sequence, if it has any."""
@@ -244,8 +298,8 @@ class Stepper:
             return self._read_prefill(part, count)
         ends_here = self._ends_here(part.frame)
         hidden: list[NDArray[np.float32]] = []
-        for start in range(0, count, PREFILL_ROWS):
-            end = min(start + PREFILL_ROWS, count)
+        slices = _slices(part.frame.position, count)
+        for start, end in slices:
             self._call([(part, start, end)], sampled_from=end - start - (wants_sample and end == count))
             if not ends_here:
                 hidden.append(self._stage.hidden_rows()[: end - start])
@@ -253,8 +307,7 @@ class Stepper:
             return [self._activation(part.frame, hidden)]
         out = [self._answer(part.frame, FrameKind.CREDIT, part.frame.position + count)]
         if wants_sample:
-            last_row = (count - 1) % PREFILL_ROWS
-            out += self._sampled(part, count - 1, count, last_row)
+            out += self._sampled(part, count - 1, count, count - 1 - slices[-1][0])
         return out
 
     def _ends_here(self, frame: StageFrame) -> bool:
@@ -272,8 +325,7 @@ class Stepper:
             raise RemoteProtocolError(ErrorCode.FRAME_POSITION_INVALID, f"{pool.count} rows are pooled already")
         self._stage.give_embeddings(True)
         try:
-            for start in range(0, count, PREFILL_ROWS):
-                end = min(start + PREFILL_ROWS, count)
+            for start, end in _slices(frame.position, count):
                 self._call([(part, start, end)])
                 pool.add(self._stage.embedding_rows(end - start))
         finally:
@@ -458,6 +510,12 @@ class Stepper:
         """Ends a sequence here and says why."""
         self.release(key_of(cause))
         return [error_frame(cause, code, text)]
+
+
+def _slices(position: int, count: int) -> list[tuple[int, int]]:
+    """Spans of the ``count`` rows of a frame at ``position``: they end at multiples of ``PREFILL_ROWS`` positions."""
+    ends = [*range(PREFILL_ROWS - position % PREFILL_ROWS, count, PREFILL_ROWS), count]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _sampled_from(spans: list[tuple[_Part, int, int]]) -> int:

@@ -194,12 +194,15 @@ class _AnswerFacts:
         self._readers: dict[int, ChoiceReader] = {}
         self._prompt_tokens: dict[int, int] = {}
         """By prompt, each counted once however many choices it has."""
+        self._cached_tokens: dict[int, int] = {}
+        """By prompt, of its first choice."""
         self._finished: list[GenerationFinished] = []
 
     def _note_start(self, index: int, started: GenerationStarted) -> None:
         self._started = self._started or started
         self._readers[index] = self._shape.reader(self._call, started)
         self._prompt_tokens[self._call.prompt_of(index)] = len(started.prompt_tokens)
+        self._cached_tokens.setdefault(self._call.prompt_of(index), started.cached_tokens)
 
     def _reader(self, index: int) -> ChoiceReader:
         reader = self._readers.get(index)
@@ -227,6 +230,7 @@ class _AnswerFacts:
             fingerprint=self._require_started().fingerprint,
             wants_usage_chunk=self._call.wants_usage_chunk,
             prompt_tokens=len(self._require_started().prompt_tokens),
+            cached_tokens=self._require_started().cached_tokens,
             given=self._call.given,
         )
 
@@ -235,6 +239,7 @@ class _AnswerFacts:
             sum(self._prompt_tokens.values()),
             sum(finished.completion_tokens for finished in self._finished),
             sum(reader.reasoning_tokens for reader in self._readers.values()),
+            sum(self._cached_tokens.values()),
         )
 
     def _require_started(self) -> GenerationStarted:

@@ -270,10 +270,10 @@ def _message(head: AnswerHead, content: list[dict[str, Any]], output_tokens: int
         "stop_reason": None,
         "stop_sequence": None,
         "usage": {
-            "input_tokens": head.prompt_tokens,
+            "input_tokens": head.prompt_tokens - head.cached_tokens,
             "output_tokens": output_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": head.cached_tokens,
         },
     }
 

@@ -30,7 +30,8 @@ class AnswerHead:
     fingerprint: str
     wants_usage_chunk: bool
     prompt_tokens: int = 0
-    """Of the choice that was admitted first."""
+    """Of the choice that was admitted first, as the next."""
+    cached_tokens: int = 0
     given: Mapping[str, Any] | None = None
     """What the answer repeats of its request."""
 
@@ -93,14 +94,15 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    cached_tokens: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's ``usage`` object. Nothing is cached between requests yet, and no prediction is made use of."""
+        """OpenAI's ``usage`` object. No prediction is made use of."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": 0,

@@ -32,9 +32,10 @@ class FakeCache:
                 self.head = min(self.head, index)
             self.cells[index] = kept
 
-    def share_cells(self, source: int, target: int, start: int) -> None:
+    def share_cells(self, source: int, target: int, start: int, end: int = -1) -> None:
+        stop = CELLS if end < 0 else end
         for owners in self.cells:
-            owners |= {(target, position) for owner, position in owners if owner == source and position >= start}
+            owners |= {(target, position) for owner, position in owners if owner == source and start <= position < stop}
 
     def clear_cells(self) -> None:
         self.cells = [set() for _ in range(CELLS)]
@@ -60,17 +61,24 @@ def grow(cache: FakeCache, log: CellLog, lane: int, rows: int) -> None:
     log.grow(lane, rows)
 
 
-@given(st.lists(st.tuples(st.integers(0, LANES - 1), st.booleans(), st.integers(0, 40)), max_size=120))
+STEPS = st.tuples(
+    st.integers(0, LANES - 1), st.sampled_from(["grow", "cut", "copy"]), st.integers(0, 40), st.integers(0, LANES - 1)
+)
+
+
+@given(st.lists(STEPS, max_size=120))
 @settings(max_examples=300)
 def test_the_cells_of_a_sequence_ascend_whatever_its_neighbours_do(steps):
     cache = FakeCache()
     log = CellLog(cache, LANES, CELLS)
-    for lane, is_growing, amount in steps:
+    for lane, what, amount, source in steps:
         room = CELLS // LANES - 1 - log.held(lane)
-        if is_growing and room > 0:
+        if what == "grow" and room > 0:
             grow(cache, log, lane, 1 + amount % min(room, 8))
-        elif not is_growing:
+        elif what == "cut":
             log.truncate(lane, min(amount, log.held(lane)))
+        elif what == "copy" and log.held(lane) == 0 and log.held(source) > 0:
+            log.copy(source, lane, 1 + amount % log.held(source))
         for each in range(LANES):
             assert cache.positions(each) == list(range(log.held(each)))
     assert log.used() == sum(map(bool, cache.cells))

@@ -1,0 +1,50 @@
+"""A prompt that begins like an earlier one, on two stages of real processes: less to compute, the same tokens."""
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import SMOLLM, require_models
+from tests.e2e.peers import NodeProcess, Peers, tokens_of
+
+NEW_TOKENS = 24
+PREFIX = [100 + (7 * index + index // 13) % 1000 for index in range(500)]
+ENDS = ([2000, 2001, 2002], [3000, 3001, 3002, 3003])
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def alone(module_peers: Peers) -> list[list[int]]:
+    """Answers of one machine that has seen none of the prompts before."""
+    require_models(SMOLLM)
+    answers = []
+    for number, end in enumerate(ENDS):
+        whole = module_peers.found(f"whole-{number}", "--model", SMOLLM, "--split", "1")
+        whole.wait_for("pipeline_ready")
+        answers.append(tokens_of(_ask(whole, end)))
+        whole.stop()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def driver(module_peers: Peers) -> NodeProcess:
+    driver = module_peers.found("driver", "--model", SMOLLM, "--split", "2")
+    module_peers.join("joiner", driver.invite, "--max-memory", "4GiB")
+    driver.wait_for("pipeline_ready")
+    return driver
+
+
+def _ask(node: NodeProcess, end: list[int]) -> dict[str, Any]:
+    return node.complete(SMOLLM, [*PREFIX, *end], max_tokens=NEW_TOKENS, **SAMPLED)
+
+
+def _cached(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_tokens_are_those_of_a_machine_that_shares_nothing(alone: list[list[int]], driver: NodeProcess) -> None:
+    answers = [_ask(driver, end) for end in (*ENDS, ENDS[0])]
+    assert [tokens_of(answer) for answer in answers] == [*alone, alone[0]]
+    assert [_cached(answer) for answer in answers] == [0, 480, 480]
+    with driver.client() as client:
+        assert 'p2pmesh_cached_prompt_tokens_total{model="' in client.get("/metrics").text
