@@ -8,6 +8,7 @@ from trio.testing import MockClock
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
 from p2pmesh.base.ids import Digest
 from p2pmesh.base.quantities import GIB
+from p2pmesh.core.affinity import Asker
 from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.core.served_steps import COMPARED_TOKENS
 from p2pmesh.node.coordinator import FAILED_S, PROBE_STEPS, Coordinator
@@ -319,6 +320,30 @@ async def test_more_requests_than_lanes_wait_for_their_turn(autojump_clock: Mock
             await trio.testing.wait_all_tasks_blocked()
             assert driver.node.table.runs()[0].open_sequences == 4
             other.engine.go_on()
+
+
+@pytest.mark.parametrize("ingress", [0, 1])
+async def test_a_client_with_many_requests_does_not_make_another_wait_for_all(
+    autojump_clock: MockClock, ingress: int
+) -> None:
+    ended: list[str] = []
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 2)
+        await nodes[ingress].wait_routable()
+        nodes[1].engine.hold()
+
+        async def ask(account: str) -> None:
+            async with nodes[ingress].node.generate(mesh.request(), Asker(account=account)) as events:
+                await read_tokens(events)
+            ended.append(account)
+
+        async with trio.open_nursery() as nursery:
+            for account in (*["greedy"] * 20, "modest"):
+                nursery.start_soon(ask, account)
+                await trio.testing.wait_all_tasks_blocked()
+            nodes[1].engine.go_on()
+    assert len(ended) == 21
+    assert ended.index("modest") < 8
 
 
 @pytest.mark.parametrize(

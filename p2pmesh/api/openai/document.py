@@ -104,7 +104,8 @@ _ERROR = {
     "description": "An error",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
-_STATUSES = ("400", "404", "408", "413", "429", "500", "502", "503", "504")
+_ACCESS_STATUSES = ("401", "403", "429")
+_STATUSES = ("400", "401", "403", "404", "408", "413", "429", "500", "502", "503", "504")
 
 
 def openapi_document(version: str) -> dict[str, Any]:
@@ -115,12 +116,17 @@ def openapi_document(version: str) -> dict[str, Any]:
         "openapi": VERSION,
         "info": {"title": "p2pmesh", "version": version},
         "paths": paths,
-        "components": {"schemas": {"Error": _error_schema()}},
+        "security": [{}, {"key": []}],
+        "components": {
+            "schemas": {"Error": _error_schema()},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
 def _read_operation(path: str, told: str) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": told, "responses": {"200": {"description": told}, "503": _ERROR}}
+    operation["responses"] |= dict.fromkeys(_ACCESS_STATUSES, _ERROR)
     if "{id}" in path:
         operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _TEXT}]
         operation["responses"]["404"] = _ERROR
