@@ -3,15 +3,15 @@
 How models write calls, and what holds them to it, is ``core.tool_calls``'.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, as_fields, check_text, wrong_type
 from p2pmesh.api.openai.parameters import check_names
-from p2pmesh.api.openai.response_format import grammar_of_schema
 from p2pmesh.base.limits import MAX_TEXT_BYTES, MAX_TOOL_NAME_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES
+from p2pmesh.core.tool_calls.binding import find_unkept
 from p2pmesh.core.tool_calls.formats import find_format
 from p2pmesh.core.tool_calls.reading import CallPart, CallReader
 from p2pmesh.core.tool_calls.tools import TOOL_NAME, Tool, decode_tools, encode_tools
@@ -102,7 +102,20 @@ def _read_list(fields: Fields) -> tuple[Tool, ...]:
             param = f"tools[{index}].function.name"
             raise invalid_parameter(param, f"{param}: {tool.name} is the name of an earlier tool")
         names.add(tool.name)
+    _check_promises(tools, [Fields(item["function"]) for item in items])
     return tools
+
+
+def _check_promises(tools: tuple[Tool, ...], functions: Sequence[Fields]) -> None:
+    """What is ``strict`` can be kept to, beside all the other tools."""
+    strict = {tool.name for tool, function in zip(tools, functions, strict=True) if function.boolean("strict")}
+    unkept = find_unkept(tools, strict) if strict else None
+    if unkept is None:
+        return
+    name, problem = unkept
+    at = next((index for index, tool in enumerate(tools) if tool.name == name), None)
+    param = "tools" if at is None else f"tools[{at}].function.parameters"
+    raise unsupported_parameter(param, f"{param}: {problem}")
 
 
 def _refuse_list(fields: Fields) -> tuple[Tool, ...]:
@@ -120,10 +133,9 @@ def _read_tool(entry: Fields) -> Tool:
     check_names(function, frozenset({"name", "description", "parameters", "strict"}), _NO_NAMES)
     name = read_tool_name(function)
     description = function.values.get("description")
+    function.boolean("strict")
     parameters = function.object("parameters")
     if parameters is not None:
-        if function.boolean("strict"):
-            grammar_of_schema(dict(parameters.values), parameters.path)
         _check_text_within(parameters)
     text = "" if description is None else check_text(
         description, function.param("description"), MAX_TEXT_BYTES, may_be_empty=True

@@ -58,13 +58,23 @@ def either(ways: Sequence[str]) -> str:
     return ways[0] if len(ways) == 1 else "(" + " | ".join(ways) + ")"
 
 
+MAX_STEPS = 200_000
+"""Of all schemas of a grammar; some kilobytes can stand for millions of parts once their references are followed."""
+
+
 class RuleBook:
-    """Named rules, each written once."""
+    """Named rules, each written once, and what work may still be put into them."""
 
     def __init__(self) -> None:
         self._rules: dict[str, str] = {}
         self._by_text: dict[str, str] = {}
         self._with_stem: Counter[str] = Counter()
+        self._steps_left = MAX_STEPS
+
+    def spend(self, steps: int) -> bool:
+        """Whether that much work may still be done."""
+        self._steps_left -= steps
+        return self._steps_left >= 0
 
     def reserve(self, hint: str) -> str:
         """A fresh name, for a rule that may use itself."""

@@ -39,8 +39,6 @@ _MAX_VALUES = 1000
 _MAX_PROPERTIES = 256
 _MAX_REFERENCES = 64
 _MAX_DIVISOR = 64
-_MAX_STEPS = 200_000
-"""Of one schema; a schema of some kilobytes can stand for millions of parts once its references are followed."""
 _STEPS_PER_PART = 10
 """A part takes about as long as ten comparisons of values."""
 
@@ -84,7 +82,6 @@ class _Translator:
         self._book = book
         self._root = root
         self._referenced: dict[str, str] = {}
-        self._steps_left = _MAX_STEPS
 
     def expression(self, schema: Any, path: str, depth: int) -> str:
         """What stands for a value of the schema in a series."""
@@ -113,8 +110,7 @@ class _Translator:
         check_keywords(part, path)
 
     def _spend(self, steps: int, path: str) -> None:
-        self._steps_left -= steps
-        if self._steps_left < 0:
+        if not self._book.spend(steps):
             raise SchemaUnsupported(
                 path, "a schema that takes this much work (references followed, ways of oneOf compared)"
             )

@@ -73,6 +73,13 @@ def test_without_tools_or_choice_nothing_is_called(fields):
     assert parse(**fields).tools is None
 
 
+def large(name, *, strict=True):
+    """A function whose grammar fits, and not twice."""
+    values = [f"{name} {number:070}" for number in range(1000)]
+    return function(name, parameters={"type": "object", "properties": {"x": {"enum": values}}}, strict=strict)
+
+
+NULLABLE = {"parameters": {"type": ["object", "null"]}, "strict": True}
 STRICT = {"parameters": {"type": "object", "properties": {"x": {"not": {}}}}, "strict": True}
 
 
@@ -90,6 +97,15 @@ STRICT = {"parameters": {"type": "object", "properties": {"x": {"not": {}}}}, "s
         ({"tools": [function(parameters={"x": "\ud800"})]}, ErrorCode.REQUEST_INVALID, "tools[0].function.parameters"),
         ({"tools": [function(description=1)]}, ErrorCode.REQUEST_INVALID, "tools[0].function.description"),
         ({"tools": [function(**STRICT)]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools[0].function.parameters"),
+        ({"tools": [function(**NULLABLE)]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools[0].function.parameters"),
+        ({"tools": [function("f"), function("g", **STRICT)]}, ErrorCode.PARAMETER_UNSUPPORTED,
+         "tools[1].function.parameters"),
+        ({"tools": [function(parameters={"$ref": "#"}, strict=True)]}, ErrorCode.PARAMETER_UNSUPPORTED,
+         "tools[0].function.parameters"),
+        ({"tools": [large("f"), large("g")]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools"),
+        ({"tools": [large("f", strict=False), large("g")]},
+         ErrorCode.PARAMETER_UNSUPPORTED, "tools"),
+        ({"tools": [function(strict="yes")]}, ErrorCode.REQUEST_INVALID, "tools[0].function.strict"),
         ({"tools": [function(more=1)]}, ErrorCode.PARAMETER_UNSUPPORTED, "tools[0].function.more"),
         ({"tool_choice": "required"}, ErrorCode.REQUEST_INVALID, "tool_choice"),
         ({"tools": [function()], "tool_choice": "any"}, ErrorCode.REQUEST_INVALID, "tool_choice"),
@@ -104,6 +120,11 @@ def test_what_is_wrong_is_named(fields, code, param):
     with pytest.raises(RequestError) as raised:
         parse(**fields)
     assert (raised.value.code, raised.value.param) == (code, param)
+
+
+def test_one_large_promise_can_be_kept_and_two_need_not_be_made():
+    assert parse(tools=[large("f")]).tools is not None
+    assert parse(tools=[large("f", strict=False), large("g", strict=False)]).tools is not None
 
 
 def test_a_schema_that_is_not_strict_may_hold_anything():

@@ -7,7 +7,7 @@ from p2pmesh.core.grammar.matcher import Matcher
 from p2pmesh.core.grammar.network import compile_grammar
 from p2pmesh.core.grammar.notation import prefix_rules
 from p2pmesh.core.json_schema.translate import translate_schema
-from p2pmesh.core.tool_calls.binding import bind_answer
+from p2pmesh.core.tool_calls.binding import bind_answer, find_unkept
 from p2pmesh.core.tool_calls.formats import HERMES, LLAMA3
 from p2pmesh.core.tool_calls.tools import Tool, decode_tools, encode_tools
 from p2pmesh.wire.generation import ToolCall, ToolChoice, ToolUse
@@ -114,3 +114,31 @@ def test_rules_are_renamed_and_texts_are_not():
         prefix_rules(text, "p-")
         == 'p-root ::= "root" [root] p-a{1,2} # root\np-a ::= "\\"a" | p-root-1\np-root-1 ::= "x"\n'
     )
+
+
+def doubling_tool(name):
+    """A schema of some kilobytes that stands for a million parts."""
+    steps = {
+        f"n{i}": {"properties": {key: {"allOf": [{"$ref": f"#/$defs/n{i + 1}"}]} for key in "ab"}} for i in range(20)
+    }
+    return Tool(name, "", {"type": "object", "$defs": {**steps, "n20": {}}, "allOf": [{"$ref": "#/$defs/n0"}]})
+
+
+def test_the_work_of_all_tools_together_is_bounded():
+    tools = (
+        Tool("plain", "", {"properties": {"x": {"type": "integer"}}}),
+        *(doubling_tool(f"t{i}") for i in range(99)),
+    )
+    grammar = bind(ToolUse(encode_tools(tools), ToolChoice.REQUIRED))
+    assert takes(grammar, call("plain", '{"x": 1}'))
+    assert not takes(grammar, call("plain", '{"x": "1"}'))
+    assert takes(grammar, call("t9", '{"any": "thing"}'))
+    name, problem = find_unkept(tools, {"t9"})
+    assert name == "t9"
+    assert "work" in problem
+
+
+def test_a_promise_that_one_tool_could_keep_alone_may_be_too_much_for_all():
+    longer = [Tool(f"t{i}", "", {"properties": {"x": {"type": "string", "maxLength": 9000 + i}}}) for i in range(12)]
+    assert find_unkept(longer[:1], {"t0"}) is None
+    assert find_unkept(longer, {"t0", "t1"})[0] == ""
