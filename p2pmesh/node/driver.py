@@ -423,7 +423,10 @@ class Drivers:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     async def prepare(self, load: LoadStage, engine: Engine) -> Driver | None:
         """A driver for a stage that is loaded, if it is stage 0."""

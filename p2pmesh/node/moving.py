@@ -67,7 +67,10 @@ class Mover:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await self._runner.run()
+            try:
+                await self._runner.run()
+            finally:
+                self._nursery = None
 
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for an engine."""

@@ -161,11 +161,17 @@ class Stages:
             self._nursery = nursery
             await nursery.start(self._shelf.run)
             task_status.started()
-            while True:
-                seen = self._parts.claims.changes.count
-                for held in tuple(self._held.values()):
-                    self._stop_if_nobodys(held)
-                await self._parts.claims.changes.wait_beyond(seen)
+            try:
+                await self._keep_stopping()
+            finally:
+                self._nursery = None  # whoever asks a node that ends is refused
+
+    async def _keep_stopping(self) -> None:
+        while True:
+            seen = self._parts.claims.changes.count
+            for held in tuple(self._held.values()):
+                self._stop_if_nobodys(held)
+            await self._parts.claims.changes.wait_beyond(seen)
 
     async def drop_waiting_engines(self, ended_model: str) -> None:
         """Memory is low: no engine is kept for a stage that may come, that of a model whose run is ending included."""

@@ -78,7 +78,10 @@ class Successions:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None
 
     def _note_due(self, claim: Claim) -> None:
         held = self._parts.stages.find(claim.run_id)
