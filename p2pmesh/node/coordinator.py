@@ -243,12 +243,20 @@ class Coordinator:
             if claim is None:
                 return
             self._standbys.forget()  # whoever coordinates it keeps its own
-            text = f"peer {claim.coordinator} coordinates it, and this node stands by"
+            text = self._why_standing_by(claim)
             if text != told:
                 self._report("waiting_for_peers", {"model": self._model.name, "message": text})
             told = text
             with trio.move_on_after(claim.lease_us / MICROS_PER_SECOND):
                 await self._parts.claims.changes.wait_beyond(seen)
+
+    def _why_standing_by(self, claim: Claim) -> str:
+        if claim.coordinator != self._parts.overlay.own_peer:
+            return f"peer {claim.coordinator} coordinates it, and this node stands by"
+        if self._parts.claims.is_kept(claim.model, claim.run_id):
+            return "this node has taken its run over, and stands by until that ends"
+        lease_s = claim.lease_us // MICROS_PER_SECOND
+        return f"this node coordinated it until a moment ago; that claim must run out first, in {lease_s} s at most"
 
     async def _place(self) -> Placement:
         """A placement, waiting for peers as long as they could help."""

@@ -240,6 +240,21 @@ async def test_a_coordinator_that_restarts_does_not_cut_the_run_that_went_on(aut
         assert await driver.ask(request) == expected(request)
 
 
+async def test_a_node_that_restarts_says_that_it_waits_for_its_own_claim(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        hub = await mesh.found("hub", memory_bytes=0)
+        given = {"store": FakeModelStore(MODEL), "grants": FakeGrantStore()}
+        node = await mesh.join("node", hub, **given)
+        mesh.serve(node, MODEL)
+        await node.wait_told("pipeline_ready")
+        await mesh.kill(node)
+        again = await mesh.join("node", hub, **given)
+        mesh.serve(again, MODEL)
+        await again.wait_told("pipeline_ready")
+        (waited,) = again.told("waiting_for_peers")
+        assert waited["message"].startswith("this node coordinated it until a moment ago")
+
+
 async def test_of_two_that_want_the_same_peers_one_serves_and_the_other_stands_by(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         one = await mesh.found("one", store=FakeModelStore(MODEL))
