@@ -47,6 +47,7 @@ async def test_answers_tokens_and_times_are_counted(autojump_clock: MockClock) -
     assert samples["p2pmesh_http_responses_total", "404", "other"] == 1
     assert samples["p2pmesh_completion_tokens_total", MODEL] == 6
     assert samples["p2pmesh_prompt_tokens_total", MODEL] == 6
+    assert samples["p2pmesh_cached_prompt_tokens_total", MODEL] == 0
     assert samples["p2pmesh_generations_total", MODEL, "stop"] == 2
     assert samples["p2pmesh_generations_total", "failed", MODEL] >= 1
     assert samples["p2pmesh_generations_running",] == 0
