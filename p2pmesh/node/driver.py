@@ -198,6 +198,7 @@ class Driver:
     ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         prompt, is_reasoning = await self._tokenize(request.prompt, request.tools, add_special=True)
         self._check_length(prompt, self._checked(request.history))
+        self._checked(tuple(token for token, _ in request.sampling.logit_bias))
         ticket = await self.lanes.take(claimant)
         try:
             sequence = self._open_sequence(request, prompt)

@@ -84,3 +84,14 @@ async def test_tokens_of_a_text_and_text_of_tokens_from_near_and_far(autojump_cl
             with pytest.raises(P2PMeshError) as refused:
                 await ask(Prompt(tokens=(TEXT_TOKENS + 9,)), add_special=True)
             assert refused.value.code is ErrorCode.REQUEST_INVALID
+
+
+async def test_a_bias_for_a_token_that_there_is_not_is_refused(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        nodes = await chain(mesh, 2)
+        for ingress in nodes:
+            await ingress.wait_routable()
+            unknown = SamplingParameters(logit_bias=((10**6, 1.0),))
+            with pytest.raises(P2PMeshError) as raised:
+                await events_of(ingress, mesh.request(sampling=unknown), {})
+            assert (raised.value.code, "token id" in raised.value.message) == (ErrorCode.REQUEST_INVALID, True)
