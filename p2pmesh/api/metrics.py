@@ -1,7 +1,7 @@
 """What the API has done, counted, in the text format of Prometheus (0.0.4).
 
 Counts since the node started; gauges are read when they are asked for. Labels are bounded: paths are those of routes,
-models the first so many that were asked for.
+models the first so many that were served.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,9 +59,13 @@ class Metrics:
 
     def meter(self, model: str) -> "GenerationMeter":
         """For one sequence that begins now."""
-        if len(self._models) < MAX_MODEL_LABELS:
+        return GenerationMeter(self, model)
+
+    def labels_of(self, model: str, *, is_served: bool) -> Labels:
+        """The labels of a model; one that never was served gets none of its own, since clients make names up."""
+        if is_served and len(self._models) < MAX_MODEL_LABELS:
             self._models.setdefault(model)
-        return GenerationMeter(self, (("model", model if model in self._models else OTHER),))
+        return (("model", model if model in self._models else OTHER),)
 
     def add(self, name: str, labels: Labels, amount: float = 1) -> None:
         """Adds to a counter or gauge."""
@@ -91,9 +95,10 @@ class Metrics:
 class GenerationMeter:
     """One sequence, from its request to its end."""
 
-    def __init__(self, metrics: Metrics, labels: Labels) -> None:
+    def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
-        self._labels = labels
+        self._model = model
+        self._labels = metrics.labels_of(model, is_served=False)
         self._began_s = metrics.now_s()
         self._first_s: float | None = None
         self._is_open = True
@@ -101,6 +106,7 @@ class GenerationMeter:
 
     def start(self, prompt_tokens: int, cached_tokens: int = 0) -> None:
         """It was admitted."""
+        self._labels = self._metrics.labels_of(self._model, is_served=True)
         self._metrics.add("p2pmesh_prompt_tokens_total", self._labels, prompt_tokens)
         self._metrics.add("p2pmesh_cached_prompt_tokens_total", self._labels, cached_tokens)
 

@@ -74,8 +74,22 @@ async def test_what_runs_now_is_told(autojump_clock: MockClock) -> None:
 def test_labels_are_bounded_and_escaped() -> None:
     metrics = Metrics(lambda: 0.0)
     for number in range(MAX_MODEL_LABELS + 9):
-        metrics.meter(f'a"\n{number}').finish(GenerationFinished(FinishReason.STOP, "", 1))
+        meter = metrics.meter(f'a"\n{number}')
+        meter.start(1)
+        meter.finish(GenerationFinished(FinishReason.STOP, "", 1))
     text = metrics.text(0)
     assert len(re.findall(r"^p2pmesh_completion_tokens_total", text, re.MULTILINE)) == MAX_MODEL_LABELS + 1
     assert 'p2pmesh_completion_tokens_total{model="a\\"\\n0"} 1' in text
     assert 'p2pmesh_completion_tokens_total{model="other"} 9' in text
+
+
+def test_names_that_clients_make_up_take_no_label_from_a_model_that_is_served() -> None:
+    metrics = Metrics(lambda: 0.0)
+    for number in range(MAX_MODEL_LABELS):
+        metrics.meter(f"made-up-{number}").close()
+    meter = metrics.meter("served")
+    meter.start(1)
+    meter.finish(GenerationFinished(FinishReason.STOP, "", 1))
+    text = metrics.text(1)
+    assert 'p2pmesh_generations_total{model="served",outcome="stop"} 1' in text
+    assert f'p2pmesh_generations_total{{model="other",outcome="failed"}} {MAX_MODEL_LABELS}' in text

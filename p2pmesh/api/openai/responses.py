@@ -327,6 +327,8 @@ class ResponsesStream:
         self._number = 0
         self._item: _Item | None = None
         self._done: list[dict[str, Any]] = []
+        self._early_logprobs: tuple[TokenLogprob, ...] = ()
+        """Of text that is held back: ``<`` may begin a mark."""
         self._reason = FinishReason.STOP
 
     def begin(self, head: AnswerHead) -> Events:
@@ -348,7 +350,10 @@ class ResponsesStream:
         if piece.reasoning:
             events += self._say(piece.reasoning, (), is_reasoning=True)
         if piece.text:
-            events += self._say(piece.text, piece.logprobs, is_reasoning=False)
+            events += self._say(piece.text, (*self._early_logprobs, *piece.logprobs), is_reasoning=False)
+            self._early_logprobs = ()
+        elif not piece.reasoning:
+            self._early_logprobs += piece.logprobs
         for part in piece.calls:
             events += self._call(part)
         return events

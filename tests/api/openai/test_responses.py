@@ -154,6 +154,16 @@ async def test_log_probabilities_come_where_they_are_included() -> None:
     assert streamed[3]["part"]["logprobs"] == []
 
 
+async def test_log_probabilities_of_text_that_is_held_back_come_with_it() -> None:
+    told = [TokenLogprob(number, piece, -0.5, ()) for number, piece in enumerate((b"<", b"b>"))]
+    script = (started(), GenerationDelta((1,), "<", (told[0],)), GenerationDelta((2,), "b>", (told[1],)), say("")[-1])
+    body = {"include": ["message.output_text.logprobs"]}
+    whole = (await ask(FakeBackend(script=script), **body)).json()["output"]
+    streamed = events_of(await ask(FakeBackend(script=script), stream=True, **body))[-1]["response"]["output"]
+    assert [one["token"] for one in streamed[0]["content"][0]["logprobs"]] == ["<", "b>"]
+    assert streamed == whole
+
+
 def test_a_conversation_of_items_is_one_of_messages() -> None:
     call = parse(
         instructions="be brief",
