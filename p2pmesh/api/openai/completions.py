@@ -107,10 +107,11 @@ def _read_prompts(fields: Fields) -> tuple[Prompt, ...]:
         return (Prompt(tokens=read_token_ids(value, "prompt")),)
     if len(value) > MAX_CHOICES:
         raise invalid_parameter("prompt", f"prompt may hold {MAX_CHOICES} prompts, not {len(value)}")
-    return tuple(_read_one(item, f"prompt[{index}]") for index, item in enumerate(value))
+    return tuple(read_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
 
 
-def _read_one(item: object, param: str) -> Prompt:
+def read_prompt(item: object, param: str) -> Prompt:
+    """One of several prompts: text, or token ids."""
     if isinstance(item, str):
         return Prompt(text=check_text(item, param, MAX_TEXT_BYTES))
     if not isinstance(item, list):

@@ -17,9 +17,9 @@ from p2pmesh.api.backend import Backend
 from p2pmesh.api.errors import error_body, error_of, invalid_parameter
 from p2pmesh.api.exchange import ClientGone, internal_error, is_client_gone, read_body, send_error, send_json
 from p2pmesh.api.openai.asking import account_of
-from p2pmesh.api.openai.completions import read_token_ids
+from p2pmesh.api.openai.completions import read_prompt, read_token_ids
 from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, cancel_on_disconnect
-from p2pmesh.api.openai.fields import Fields, check_text, decode_object, wrong_type
+from p2pmesh.api.openai.fields import Fields, check_text, decode_object
 from p2pmesh.api.openai.parameters import HARMLESS, Harmless, check_names, read_model
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_HIDDEN_SIZE, MAX_TEXT_BYTES
@@ -72,15 +72,7 @@ def _read_inputs(fields: Fields) -> tuple[Prompt, ...]:
         return (Prompt(tokens=read_token_ids(items, "input")),)
     if len(items) > MAX_INPUTS:
         raise invalid_parameter("input", f"input may hold {MAX_INPUTS} texts, not {len(items)}")
-    return tuple(_read_input(item, f"input[{index}]") for index, item in enumerate(items))
-
-
-def _read_input(item: object, param: str) -> Prompt:
-    if isinstance(item, str):
-        return Prompt(text=check_text(item, param, MAX_TEXT_BYTES))
-    if not isinstance(item, list):
-        raise wrong_type(item, param, "a string or an array of token ids")
-    return Prompt(tokens=read_token_ids(item, param))
+    return tuple(read_prompt(item, f"input[{index}]") for index, item in enumerate(items))
 
 
 def fit_vector(vector: Vector, dimensions: int | None) -> Vector:

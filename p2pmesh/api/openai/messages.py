@@ -22,6 +22,7 @@ from p2pmesh.api.openai.parameters import (
     Call,
     Harmless,
     check_names,
+    only,
     read_model,
     read_sampling,
 )
@@ -68,7 +69,7 @@ MESSAGES_IMPLEMENTED = frozenset(
 MESSAGES_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         "metadata": Harmless((dict,), lambda _: True, "an object"),
-        "service_tier": Harmless((str,), lambda value: value in ("auto", "standard_only"), "'auto', 'standard_only'"),
+        "service_tier": Harmless((str,), only("auto", "standard_only"), "'auto' or 'standard_only'"),
     }
 )
 _COUNTED = frozenset({"messages", "model", "system", "thinking", "tool_choice", "tools"})

@@ -67,7 +67,9 @@ def _anything(value: object) -> bool:
     return True
 
 
-def _only(*values: object) -> Callable[[object], bool]:
+def only(*values: object) -> Callable[[object], bool]:
+    """Accepts these values, each of its own type."""
+
     def accepts(value: object) -> bool:
         return any(type(value) is type(allowed) and value == allowed for allowed in values)
 
@@ -80,7 +82,7 @@ def _empty(value: object) -> bool:
 
 _LABEL = Harmless((str,), _anything, "a string")
 _NO_TOOLS = Harmless((list,), _empty, "an empty array")
-_NO_TOOL_CHOICE = Harmless((str, dict), _only("none", "auto"), "'none' or 'auto'")
+_NO_TOOL_CHOICE = Harmless((str, dict), only("none", "auto"), "'none' or 'auto'")
 
 HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
@@ -88,8 +90,8 @@ HARMLESS: Mapping[str, Harmless] = MappingProxyType(
         "user": _LABEL,
         "safety_identifier": _LABEL,
         "metadata": Harmless((dict,), _anything, "an object"),
-        "store": Harmless((bool,), _only(False), "false"),
-        "service_tier": Harmless((str,), _only("auto", "default"), "'auto' or 'default'"),
+        "store": Harmless((bool,), only(False), "false"),
+        "service_tier": Harmless((str,), only("auto", "default"), "'auto' or 'default'"),
         # hints that change cost, never the answer
         "prompt_cache_key": _LABEL,
         "prompt_cache_retention": _LABEL,
@@ -100,8 +102,8 @@ HARMLESS: Mapping[str, Harmless] = MappingProxyType(
 CHAT_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         **HARMLESS,
-        "modalities": Harmless((list,), _only(["text"]), "['text']"),
-        "verbosity": Harmless((str,), _only("medium"), "'medium'"),
+        "modalities": Harmless((list,), only(["text"]), "['text']"),
+        "verbosity": Harmless((str,), only("medium"), "'medium'"),
         "functions": _NO_TOOLS,
         "function_call": _NO_TOOL_CHOICE,
     }
@@ -115,7 +117,7 @@ COMPLETIONS_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
 )
 
 STREAM_OPTIONS_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
-    {"include_obfuscation": Harmless((bool,), _only(False), "false")}
+    {"include_obfuscation": Harmless((bool,), only(False), "false")}
 )
 
 

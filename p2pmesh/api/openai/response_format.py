@@ -3,17 +3,16 @@
 What a JSON Schema means as a grammar is ``core.json_schema``'s.
 """
 
-import re
 from typing import Any
 
 from p2pmesh.api.errors import invalid_parameter, unsupported_parameter
 from p2pmesh.api.openai.fields import Fields, wrong_type
 from p2pmesh.api.openai.parameters import check_names
+from p2pmesh.api.openai.tools import read_tool_name
 from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.core.grammar.network import compile_grammar
 from p2pmesh.core.json_schema.translate import Unsupported, translate_schema
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ANY_OBJECT = {"type": "object"}
 _SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
 
@@ -47,12 +46,6 @@ def read_text_format(fields: Fields) -> str:
     return _grammar_of_schema(wanted)
 
 
-def check_schema_name(name: str, param: str) -> None:
-    """Names of schemas and of functions are of one form."""
-    if not _NAME.fullmatch(name):
-        raise invalid_parameter(param, f"{param} must be 1 to 64 letters, digits, '_' and '-'")
-
-
 def grammar_of_schema(schema: dict[str, Any], param: str) -> str:
     """The grammar of a JSON Schema; a ``RequestError`` names the keyword that stands in the way."""
     translated = translate_schema(schema)
@@ -76,7 +69,7 @@ def _grammar_of_kind(wanted: Fields, kind: str) -> str:
 
 
 def _grammar_of_schema(described: Fields) -> str:
-    check_schema_name(described.required_text("name", 1024), described.param("name"))
+    read_tool_name(described)  # names of schemas are of the same form
     described.boolean("strict")  # a grammar is kept to in either case
     schema = described.values.get("schema")
     if schema is None:

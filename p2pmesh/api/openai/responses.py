@@ -14,9 +14,11 @@ from p2pmesh.api.openai.fields import Fields, as_fields, check_text, wrong_type
 from p2pmesh.api.openai.logprobs import chat_logprobs
 from p2pmesh.api.openai.parameters import (
     HARMLESS,
+    STREAM_OPTIONS_HARMLESS,
     Call,
     Harmless,
     check_names,
+    only,
     read_max_tokens,
     read_model,
     read_sampling,
@@ -60,20 +62,15 @@ RESPONSES_IMPLEMENTED = frozenset(
 )
 
 
-def _only(*values: object) -> Callable[[object], bool]:
-    return lambda value: any(type(value) is type(allowed) and value == allowed for allowed in values)
-
-
 RESPONSES_HARMLESS: Mapping[str, Harmless] = MappingProxyType(
     {
         **HARMLESS,
-        "background": Harmless((bool,), _only(False), "false"),
-        "truncation": Harmless((str,), _only("disabled"), "'disabled'"),
+        "background": Harmless((bool,), only(False), "false"),
+        "truncation": Harmless((str,), only("disabled"), "'disabled'"),
     }
 )
-_REASONING_HARMLESS = {"summary": Harmless((str,), _only("auto"), "'auto'")}
-_TEXT_HARMLESS = {"verbosity": Harmless((str,), _only("medium"), "'medium'")}
-_STREAM_HARMLESS = {"include_obfuscation": Harmless((bool,), _only(False), "false")}
+_REASONING_HARMLESS = {"summary": Harmless((str,), only("auto"), "'auto'")}
+_TEXT_HARMLESS = {"verbosity": Harmless((str,), only("medium"), "'medium'")}
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (_LOGPROBS, "reasoning.encrypted_content")
 """The second is for servers that hide reasoning from their clients; here it stands in the item."""
@@ -90,7 +87,7 @@ def parse_responses(body: dict[str, Any], request_id: bytes, random_seed: Callab
     check_names(fields, RESPONSES_IMPLEMENTED, RESPONSES_HARMLESS)
     options = fields.object("stream_options")
     if options is not None:
-        check_names(options, frozenset(), _STREAM_HARMLESS)
+        check_names(options, frozenset(), STREAM_OPTIONS_HARMLESS)
     effort = _read_effort(fields)
     top_logprobs = _read_logprobs(fields)
     text = fields.object("text") or Fields({})
