@@ -15,9 +15,11 @@ from typing import Any
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Updated
+from hypercorn.events import RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.events import StreamClosed
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from starlette.types import ASGIApp
@@ -29,6 +31,9 @@ from p2pmesh.base.limits import MAX_HTTP2_STREAMS, MAX_HTTP_CONNECTIONS, MAX_HTT
 DEFAULT_HOST = "127.0.0.1"
 KEEP_ALIVE_S = 15.0
 BACKLOG = 256
+LAST_BYTES_S = 5.0
+MOST_REQUESTS = 2**31
+"""On one connection: to end an HTTP/2 one after so many would cut off what is on its way."""
 
 _log = logging.getLogger("p2pmesh.api")
 
@@ -111,6 +116,35 @@ class _Http1Protocol(H11Protocol):  # type: ignore[misc]
             await super()._check_protocol(event)
 
 
+class _Http2Protocol(H2Protocol):  # type: ignore[misc]
+    """HTTP/2 whose answers have left whole before their stream counts as closed.
+
+    Hypercorn closes it when the last bytes are taken out of their buffer; in a drain the connection then ended before
+    the end of the stream was sent, and the client took its answer for cut off.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._ended = trio.Event()
+
+    async def _send_data(self, stream_id: int) -> None:
+        await super()._send_data(stream_id)
+        if stream_id not in self.stream_buffers:
+            self._ended.set()
+            self._ended = trio.Event()
+
+    async def stream_send(self, event: Any) -> None:
+        """An event of one answer."""
+        if isinstance(event, StreamClosed):
+            with trio.move_on_after(LAST_BYTES_S):
+                while self._is_ending(event.stream_id):
+                    await self._ended.wait()
+        await super().stream_send(event)
+
+    def _is_ending(self, stream_id: int) -> bool:
+        return not self.closed and stream_id in self.stream_buffers and self.stream_buffers[stream_id].complete
+
+
 class _Protocols(ProtocolWrapper):  # type: ignore[misc]
     """One connection's protocol: HTTP/1.1 until an HTTP/2 preface comes."""
 
@@ -118,7 +152,20 @@ class _Protocols(ProtocolWrapper):  # type: ignore[misc]
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.protocol = _Http1Protocol(
+        self.protocol = _Http1Protocol(*self._parts())
+
+    async def handle(self, event: Any) -> None:
+        """Hypercorn counts a connection that becomes HTTP/2 as busy, and a silent one would stay for ever."""
+        try:
+            await self.protocol.handle(event)
+        except H2ProtocolAssumedError as error:
+            self.protocol = _Http2Protocol(*self._parts())
+            await self.protocol.initiate()
+            await self.protocol.handle(RawData(data=error.data))
+            await self.send(Updated(idle=self.protocol.idle))
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (
             self.app,
             self.config,
             self.context,
@@ -129,13 +176,6 @@ class _Protocols(ProtocolWrapper):  # type: ignore[misc]
             self.server,
             self.send,
         )
-
-    async def handle(self, event: Any) -> None:
-        """Hypercorn counts a connection that becomes HTTP/2 as busy, and a silent one would stay for ever."""
-        before = self.protocol
-        await super().handle(event)
-        if self.protocol is not before:
-            await self.send(Updated(idle=self.protocol.idle))
 
 
 class _Server(TCPServer):  # type: ignore[misc]
@@ -212,6 +252,7 @@ def _hypercorn_config() -> Config:
     config.include_server_header = False
     config.keep_alive_timeout = KEEP_ALIVE_S  # also the time a client has to send its headers
     config.h11_max_incomplete_size = MAX_HTTP_HEADER_BYTES
+    config.keep_alive_max_requests = MOST_REQUESTS
     config.h2_max_header_list_size = MAX_HTTP_HEADER_BYTES
     config.h2_max_concurrent_streams = MAX_HTTP2_STREAMS
     return config
