@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL, installed_models
@@ -57,3 +58,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / f"{TINY}.gguf"
     path.write_bytes(tiny_llama(TinyShape(layers=TINY_LAYERS), seed=7))
     return path
+
+
+@pytest.fixture(scope="module")
+def split_client(module_peers: Peers) -> Iterator[openai.OpenAI]:
+    """OpenAI's package at a peer that holds no stage of a real model, which is cut in two."""
+    require_models(SMOLLM)
+    driver = module_peers.found("driver", "--model", SMOLLM, "--split", "2")
+    bystander = module_peers.join("bystander", driver.invite, "--max-memory", "0")
+    module_peers.join("joiner", driver.invite, "--max-memory", "1GiB")
+    driver.wait_for("pipeline_ready")
+    bystander.wait_for("ready")
+    with openai.OpenAI(base_url=bystander.api_url + "/v1", api_key="unused", max_retries=0, timeout=120) as made:
+        yield made

@@ -1,35 +1,20 @@
 """A real model, split in two: whatever it is asked for, every answer satisfies its schema."""
 
 import json
-from collections.abc import Iterator
 
 import jsonschema
 import openai
 import pytest
 
 from tests.core.json_schema.suite import SCHEMAS
-from tests.e2e.conftest import SMOLLM, require_models
-from tests.e2e.peers import Peers
+from tests.e2e.conftest import SMOLLM
 
 MAX_TOKENS = 120
 
 
-@pytest.fixture(scope="module")
-def client(module_peers: Peers) -> Iterator[openai.OpenAI]:
-    """Of a peer that holds no stage."""
-    require_models(SMOLLM)
-    driver = module_peers.found("driver", "--model", SMOLLM, "--split", "2")
-    bystander = module_peers.join("bystander", driver.invite, "--max-memory", "0")
-    module_peers.join("joiner", driver.invite, "--max-memory", "1GiB")
-    driver.wait_for("pipeline_ready")
-    bystander.wait_for("ready")
-    with openai.OpenAI(base_url=bystander.api_url + "/v1", api_key="unused", max_retries=0, timeout=120) as made:
-        yield made
-
-
-def ask(client: openai.OpenAI, name: str, **parameters):
+def ask(split_client: openai.OpenAI, name: str, **parameters):
     wanted = {"name": "answer", "schema": SCHEMAS[name], "strict": True}
-    return client.chat.completions.create(
+    return split_client.chat.completions.create(
         model=SMOLLM,
         messages=[{"role": "user", "content": f"Answer with JSON: {name}."}],
         response_format={"type": "json_schema", "json_schema": wanted},
@@ -40,23 +25,23 @@ def ask(client: openai.OpenAI, name: str, **parameters):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_answer_satisfies_its_schema(client: openai.OpenAI, name: str) -> None:
+def test_every_answer_satisfies_its_schema(split_client: openai.OpenAI, name: str) -> None:
     for parameters in ({"temperature": 0}, {"temperature": 1.0, "seed": 7}):
-        answer = ask(client, name, **parameters)
+        answer = ask(split_client, name, **parameters)
         text = answer.choices[0].message.content
         assert answer.choices[0].finish_reason == "stop", text
         jsonschema.Draft202012Validator(SCHEMAS[name]).validate(json.loads(text))
 
 
-def test_a_streamed_answer_is_the_whole_one(client: openai.OpenAI) -> None:
-    whole = ask(client, "a weather report", temperature=0).choices[0].message.content
-    chunks = ask(client, "a weather report", temperature=0, stream=True)
+def test_a_streamed_answer_is_the_whole_one(split_client: openai.OpenAI) -> None:
+    whole = ask(split_client, "a weather report", temperature=0).choices[0].message.content
+    chunks = ask(split_client, "a weather report", temperature=0, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
     jsonschema.validate(json.loads(whole), SCHEMAS["a weather report"])
 
 
-def test_json_mode_gives_an_object(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
+def test_json_mode_gives_an_object(split_client: openai.OpenAI) -> None:
+    answer = split_client.chat.completions.create(
         model=SMOLLM,
         messages=[{"role": "user", "content": "Tell me about the sea, in JSON."}],
         response_format={"type": "json_object"},
@@ -66,9 +51,9 @@ def test_json_mode_gives_an_object(client: openai.OpenAI) -> None:
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
-def test_a_keyword_that_cannot_be_promised_is_a_400_that_names_it(client: openai.OpenAI) -> None:
+def test_a_keyword_that_cannot_be_promised_is_a_400_that_names_it(split_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(
+        split_client.chat.completions.create(
             model=SMOLLM,
             messages=[{"role": "user", "content": "hi"}],
             response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "null"}}}},

@@ -1,15 +1,13 @@
 """An agent of the official package that uses tools over several turns, at a peer without a stage of a split model."""
 
 import json
-from collections.abc import Iterator
 
 import jsonschema
 import openai
 import pytest
 
 from p2pmesh.core.tool_calls.formats import PLAIN
-from tests.e2e.conftest import SMOLLM, require_models
-from tests.e2e.peers import Peers
+from tests.e2e.conftest import SMOLLM
 
 CITY = {
     "type": "object",
@@ -30,21 +28,8 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def client(module_peers: Peers) -> Iterator[openai.OpenAI]:
-    """Of a peer that holds no stage."""
-    require_models(SMOLLM)
-    driver = module_peers.found("driver", "--model", SMOLLM, "--split", "2")
-    bystander = module_peers.join("bystander", driver.invite, "--max-memory", "0")
-    module_peers.join("joiner", driver.invite, "--max-memory", "1GiB")
-    driver.wait_for("pipeline_ready")
-    bystander.wait_for("ready")
-    with openai.OpenAI(base_url=bystander.api_url + "/v1", api_key="unused", max_retries=0, timeout=120) as made:
-        yield made
-
-
-def ask(client: openai.OpenAI, messages, **parameters):
-    return client.chat.completions.create(
+def ask(split_client: openai.OpenAI, messages, **parameters):
+    return split_client.chat.completions.create(
         model=SMOLLM, messages=messages, tools=TOOLS, max_tokens=120, temperature=0, **parameters
     )
 
@@ -56,12 +41,12 @@ def run_tool(name: str, arguments: str) -> str:
     return str(sum(given["numbers"])) if name == "add" else f"rain in {given['city']} for {given['days']} days"
 
 
-def test_an_agent_uses_tools_over_several_turns(client: openai.OpenAI) -> None:
+def test_an_agent_uses_tools_over_several_turns(split_client: openai.OpenAI) -> None:
     messages: list[dict] = [{"role": "user", "content": "Use the tools: the weather in Bern for 3 days, then 2 + 40."}]
     called = []
     choices = ["required", {"type": "function", "function": {"name": "add"}}, "required", "none"]
     for choice in choices:
-        answer = ask(client, messages, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        answer = ask(split_client, messages, tool_choice=choice, parallel_tool_calls=False).choices[0]
         messages.append(answer.message.model_dump(exclude_none=True))
         if answer.finish_reason != "tool_calls":
             break
@@ -77,12 +62,12 @@ def test_an_agent_uses_tools_over_several_turns(client: openai.OpenAI) -> None:
     assert [message["role"] for message in messages].count("tool") == 3
 
 
-def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
+def test_a_streamed_call_is_the_whole_one(split_client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "Add 1 and 2."}]
     named = {"type": "function", "function": {"name": "add"}}
-    whole = ask(client, messages, tool_choice=named).choices[0]
+    whole = ask(split_client, messages, tool_choice=named).choices[0]
     names, arguments, ids, reasons = [], "", set(), []
-    for chunk in ask(client, messages, tool_choice=named, stream=True):
+    for chunk in ask(split_client, messages, tool_choice=named, stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
             assert call.index == 0
             ids |= {call.id} - {None}
@@ -94,22 +79,22 @@ def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI) -> None:
     jsonschema.validate(json.loads(arguments), SUM)
 
 
-def test_by_choice_a_model_may_call_or_answer(client: openai.OpenAI) -> None:
+def test_by_choice_a_model_may_call_or_answer(split_client: openai.OpenAI) -> None:
     """SmolLM2 was taught no tools, so a call is put into its mouth: from there on the grammar holds it."""
-    answer = ask(client, [{"role": "user", "content": "Say hello."}]).choices[0]
+    answer = ask(split_client, [{"role": "user", "content": "Say hello."}]).choices[0]
     for call in answer.message.tool_calls or []:
         run_tool(call.function.name, call.function.arguments)
     begun = f"Repeat exactly: {PLAIN.trigger}"
-    answer = ask(client, [{"role": "user", "content": begun}], logit_bias={}, seed=1).choices[0]
+    answer = ask(split_client, [{"role": "user", "content": begun}], logit_bias={}, seed=1).choices[0]
     for call in answer.message.tool_calls or []:
         run_tool(call.function.name, call.function.arguments)
     assert answer.message.content or answer.message.tool_calls
 
 
-def test_a_strict_tool_that_cannot_be_promised_is_a_400(client: openai.OpenAI) -> None:
+def test_a_strict_tool_that_cannot_be_promised_is_a_400(split_client: openai.OpenAI) -> None:
     strict = {"name": "f", "strict": True, "parameters": {"type": "object", "patternProperties": {"a": {}}}}
     with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(
+        split_client.chat.completions.create(
             model=SMOLLM, messages=[{"role": "user", "content": "hi"}], tools=[{"type": "function", "function": strict}]
         )
     assert raised.value.code == "unsupported_parameter"

@@ -22,7 +22,7 @@ from p2pmesh.api.openai.parameters import (
     read_stop,
     read_stream,
 )
-from p2pmesh.api.openai.reading import ChatReader
+from p2pmesh.api.openai.reading import chat_reader
 from p2pmesh.api.openai.response_format import read_response_format
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
 from p2pmesh.api.openai.tools import (
@@ -31,7 +31,6 @@ from p2pmesh.api.openai.tools import (
     read_answered,
     read_calls,
     read_tools,
-    reader_of,
     show_calls,
     show_delta,
 )
@@ -198,12 +197,7 @@ class ChatShape:
 
     def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
         """A reader that tells reasoning apart."""
-        return ChatReader(
-            wants_token_ids=call.wants_token_ids,
-            has_logprobs=call.shows_logprobs,
-            is_reasoning=started.is_reasoning,
-            calls=reader_of(call.request, started),
-        )
+        return chat_reader(call, started)
 
     def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""

@@ -26,10 +26,10 @@ from p2pmesh.api.openai.parameters import (
     read_model,
     read_sampling,
 )
-from p2pmesh.api.openai.reading import ChatReader
+from p2pmesh.api.openai.reading import chat_reader
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
 from p2pmesh.api.openai.tool_shapes import read_anthropic_tools
-from p2pmesh.api.openai.tools import read_tool_name, reader_of, show_calls
+from p2pmesh.api.openai.tools import read_tool_name, show_calls
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import (
     MAX_CHAT_MESSAGES,
@@ -217,12 +217,7 @@ class MessagesShape:
 
     def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
         """A reader that tells reasoning apart."""
-        return ChatReader(
-            wants_token_ids=False,
-            has_logprobs=False,
-            is_reasoning=started.is_reasoning,
-            calls=reader_of(call.request, started),
-        )
+        return chat_reader(call, started)
 
     def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece."""

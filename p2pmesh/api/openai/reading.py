@@ -6,10 +6,12 @@ Which choices there are, and how pieces look to a client, stays with the endpoin
 import codecs
 from collections import deque
 
+from p2pmesh.api.openai.parameters import Call
 from p2pmesh.api.openai.shape import Piece
+from p2pmesh.api.openai.tools import reader_of
 from p2pmesh.core.reasoning import ReasoningSplitter
 from p2pmesh.core.tool_calls.reading import CallReader, Step
-from p2pmesh.wire.generation import FinishReason, GenerationDelta, GenerationFinished, TokenLogprob
+from p2pmesh.wire.generation import FinishReason, GenerationDelta, GenerationFinished, GenerationStarted, TokenLogprob
 
 
 class LogprobAligner:
@@ -93,3 +95,13 @@ class ChatReader(TextReader):
         calls = (*last.calls, *(part for step in steps for part in step.calls))
         piece = Piece(text, last.token_ids, last.reasoning + rest.reasoning, last.logprobs, calls)
         return piece, finished.reason
+
+
+def chat_reader(call: Call, started: GenerationStarted) -> ChatReader:
+    """The reader of one choice, for what its call asks to be shown."""
+    return ChatReader(
+        wants_token_ids=call.wants_token_ids,
+        has_logprobs=call.shows_logprobs,
+        is_reasoning=started.is_reasoning,
+        calls=reader_of(call.request, started),
+    )

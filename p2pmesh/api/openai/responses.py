@@ -23,11 +23,11 @@ from p2pmesh.api.openai.parameters import (
     read_model,
     read_sampling,
 )
-from p2pmesh.api.openai.reading import ChatReader
+from p2pmesh.api.openai.reading import chat_reader
 from p2pmesh.api.openai.response_format import read_text_format
 from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
 from p2pmesh.api.openai.tool_shapes import read_flat_tools
-from p2pmesh.api.openai.tools import read_tool_name, reader_of
+from p2pmesh.api.openai.tools import read_tool_name
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOOL_NAME_BYTES, MAX_TOP_LOGPROBS
 from p2pmesh.core.tool_calls.reading import CallPart
@@ -239,12 +239,7 @@ class ResponsesShape:
 
     def reader(self, call: Call, started: GenerationStarted) -> ChoiceReader:
         """A reader that tells reasoning apart."""
-        return ChatReader(
-            wants_token_ids=False,
-            has_logprobs=call.shows_logprobs,
-            is_reasoning=started.is_reasoning,
-            calls=reader_of(call.request, started),
-        )
+        return chat_reader(call, started)
 
     def whole(self, head: AnswerHead, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer in one piece: what its last event holds."""
