@@ -16,6 +16,8 @@ from p2pmesh.app.config import BenchOverlayOptions, BenchPlannerOptions, LogForm
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
+from p2pmesh.cli.config_parser import CONFIG_ACTIONS
+from p2pmesh.cli.configs import run_config, with_file
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
 from p2pmesh.cli.key_parser import KEY_ACTIONS
@@ -49,6 +51,8 @@ def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) 
     except SystemExit as ending:  # argparse has printed help, the version, or what is wrong
         return ending.code if isinstance(ending.code, int) else OK
     try:
+        if args.command == "up":
+            args = with_file(args, sys.argv[1:] if argv is None else argv)
         return (commands or _COMMANDS)[_command_name(args)](args)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -260,6 +264,7 @@ _COMMANDS: Commands = {
     **dict.fromkeys((f"invite {action}" for action in INVITE_ACTIONS), _invite),
     **dict.fromkeys((f"peer {action}" for action in PEER_ACTIONS), _peer),
     **dict.fromkeys((f"key {action}" for action in KEY_ACTIONS), _key),
+    **dict.fromkeys((f"config {action}" for action in CONFIG_ACTIONS), run_config),
     "certify wire": run_certify_wire,
     "certify families": run_certify_families,
     "plan": _plan,

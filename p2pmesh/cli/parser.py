@@ -32,6 +32,7 @@ from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
+from p2pmesh.cli.config_parser import add_config
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.cli.key_parser import add_access, add_key
 from p2pmesh.cli.models_parser import add_hub_options, add_models
@@ -60,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_invite(commands)
     add_peer(commands)
     add_key(commands)
+    add_config(commands)
     add_certify(commands)
     add_plan(commands)
     _add_gpus(commands)
@@ -78,6 +80,7 @@ def _add_command(commands: Commands, name: str, summary: str) -> argparse.Argume
 def _add_up(commands: Commands) -> None:
     up = _add_command(commands, "up", "Run a node: serve models, join others, answer /v1.")
     add = up.add_argument
+    add("--config", metavar="FILE", help="settings (default: config.toml of the home); what is typed counts before it")
     add("--model", metavar="REF", action="append", default=[], help="GGUF file, model name, org/repo:QUANT; repeatable")
     add("--demo", action="store_true", help="serve the small model that pip installed")
     add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")

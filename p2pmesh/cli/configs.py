@@ -1,0 +1,66 @@
+"""``p2pmesh config``, and the file beside what is typed for ``up``: from arguments to ``cli.settings`` and its answers
+to text."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from p2pmesh.app.config_file import ConfigMistakes
+from p2pmesh.cli.exit_codes import EXIT_CODES, OK
+from p2pmesh.cli.output import describe_table, printable
+from p2pmesh.cli.parser import build_parser, up_options
+from p2pmesh.cli.settings import Settings, as_rows, config_path, require_file
+
+
+def make_settings() -> Settings:
+    """Of this command line."""
+    return Settings(build_parser, up_options)
+
+
+def with_file(args: Namespace, argv: Sequence[str]) -> Namespace:
+    """What ``up`` is asked for by its arguments and its file; ``ConfigError`` where that makes no sense."""
+    path = require_file(config_path(args)) if args.config else config_path(args)
+    if not path.exists():
+        return args
+    settings = make_settings()
+    return settings.merged(args, settings.typed(argv), settings.read(path))
+
+
+def run_config(args: Namespace) -> int:
+    """One action; 0, or the exit code of what is wrong."""
+    path = require_file(config_path(args))
+    return _validate(path, is_json=args.json) if args.action == "validate" else _show(path, is_json=args.json)
+
+
+def _validate(path: Path, *, is_json: bool) -> int:
+    settings = make_settings()
+    try:
+        count = len(settings.read(path))
+    except ConfigMistakes as error:
+        return _tell_mistakes(error, is_json=is_json)
+    text = f"{path}: {count} settings, all of them valid" if count != 1 else f"{path}: 1 setting, valid"
+    _print(json.dumps({"file": str(path), "settings": count, "mistakes": []}, indent=2) if is_json else text)
+    return OK
+
+
+def _tell_mistakes(error: ConfigMistakes, *, is_json: bool) -> int:
+    if is_json:
+        told: list[dict[str, Any]] = [{"line": one.line or None, "message": one.text} for one in error.mistakes]
+        _print(json.dumps({"file": str(error.path), "mistakes": told}, indent=2))
+    else:
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in error.lines()))
+    return EXIT_CODES[error.code]
+
+
+def _show(path: Path, *, is_json: bool) -> int:
+    rows = as_rows(make_settings().effective(path))
+    _print(json.dumps({"file": str(path), "settings": rows}, indent=2) if is_json else "\n".join(describe_table(rows)))
+    return OK
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
