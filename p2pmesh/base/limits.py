@@ -127,6 +127,24 @@ MAX_PROVIDED_KEYS = 64
 RECORD_LIFE_S = 600
 RECORD_REPEAT_S = 180
 
+# public listings
+LISTING_INTERVAL_S = 60
+MAX_LISTING_LIFE_S = 900
+MAX_LISTING_CONTENT_BYTES = 16 * KIB
+MAX_LISTING_EVENT_BYTES = 40 * KIB
+"""Of the event's JSON: its content is a string in there, and quotes are escaped."""
+MAX_LISTING_TAGS = 16
+MAX_LISTING_ADDRESSES = 8
+MAX_LISTING_NAME_BYTES = 64
+MAX_LISTED_MODELS = 64
+MAX_LISTED_WISHES = 16
+MAX_LISTED_CLIENTS = 65_536
+MAX_LISTINGS = 1024
+"""Publishers that a reader knows at a time."""
+MAX_LISTING_EVENTS = 2048
+"""Events that one fetch takes of one relay."""
+MAX_RELAYS = 16
+
 # the HTTP surface (header and body limits of upstream, reference section 1.2)
 MAX_HTTP_BODY_BYTES = 8 * MIB
 MAX_HTTP_HEADER_BYTES = 64 * KIB

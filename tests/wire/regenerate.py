@@ -30,6 +30,7 @@ from p2pmesh.wire.schema import pack, to_map
 from tests.wire import liveness_vectors, vectors
 from tests.wire.grammar_vectors import grammars
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour, sealing
+from tests.wire.listing_vectors import listings
 from tests.wire.ownership_vectors import ownership_claims
 from tests.wire.package_vectors import layer_packages
 
@@ -1401,6 +1402,7 @@ def main() -> None:
     write("life_proofs", liveness_vectors.proofs())
     write("liveness_notes", liveness_vectors.notes())
     write("grammars", grammars())
+    write("listings", listings())
 
 
 if __name__ == "__main__":

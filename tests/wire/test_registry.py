@@ -24,6 +24,7 @@ from p2pmesh.wire import (
     begin,
     control,
     invite,
+    listing,
     liveness,
     membership_pass,
     ownership,
@@ -62,6 +63,7 @@ RECORDS = {
     "down_report": liveness.DownReport,
     "leaving": liveness.Leaving,
     "package_statement": package.PackageStatement,
+    "listing_content": listing.ListingContent,
     "file_entry": control.FileEntry,
     "stage_entry": control.StageEntry,
     "message_entry": control.MessageEntry,
@@ -201,6 +203,20 @@ def test_liveness_is_as_the_registry_says() -> None:
     }
 
 
+def test_listings_are_as_the_registry_says() -> None:
+    assert REGISTRY["listing"] == {
+        "kind": listing.KIND,
+        "service": listing.SERVICE,
+        "deletion_kind": listing.DELETION_KIND,
+        "life_s": listing.LIFE_S,
+        "clock_skew_s": limits.CLOCK_SKEW_MS // 1000,
+        "rejections": [reason.value for reason in listing.RejectionReason],
+    }
+    text = (PROTOCOLS / "listing.md").read_text()
+    names = [*listing.RejectionReason, *(f.name for f in fields(listing.ListingContent))]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
 def test_states_and_reasons_are_those_of_the_code() -> None:
     assert REGISTRY["refusal_reasons"]["reasons"] == list(RefusalReason)
     rows = re.findall(r"^\| ((?:`[a-z_]+`(?:, )?)+) \| `([a-z_]+)` \|", CONTROL_TEXT, re.MULTILINE)
@@ -284,7 +300,7 @@ def test_codes_named_in_a_document_exist(path: Path) -> None:
     )
     records = (*control.KINDS.values(), *RECORDS.values())
     known = {*ErrorCode, *REGISTRY["messages"], *(f.name for cls in records for f in fields(cls))}
-    known |= {*layer_package.ViolationCode, *(f.name for f in fields(layer_package.Artifact))}
+    known |= {*listing.RejectionReason, *layer_package.ViolationCode, *(f.name for f in fields(layer_package.Artifact))}
     assert set(re.findall(looks_like_code, text)) - known == set()
 
 
