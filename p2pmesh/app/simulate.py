@@ -16,6 +16,8 @@ from p2pmesh.sim.models_scenario import ModelsScenario
 from p2pmesh.sim.models_world import ModelsReport, simulate_models
 from p2pmesh.sim.overlay_report import OverlayReport, describe_overlay, simulate_overlay
 from p2pmesh.sim.overlay_scenario import OverlayScenario
+from p2pmesh.sim.pool_scenario import PoolScenario
+from p2pmesh.sim.pool_world import PoolReport, simulate_pool
 from p2pmesh.sim.recorder import Recorder, replay_recording
 from p2pmesh.sim.scenario import MAX_SIMULATED_PEERS, Scenario
 from p2pmesh.sim.scenario_file import MAX_FILE_CHARACTERS, AnyScenario, builtin_scenario, decode_scenario
@@ -87,7 +89,7 @@ def _count_peers(scenario: AnyScenario, wanted: int | None) -> int:
 
 def _run(
     scenario: AnyScenario, peers: int, options: SimulateOptions
-) -> Report | OverlayReport | ClaimsReport | ModelsReport:
+) -> Report | OverlayReport | ClaimsReport | ModelsReport | PoolReport:
     if not isinstance(scenario, OverlayScenario):
         if options.record is not None:
             raise ConfigError(ErrorCode.CONFIG_INVALID, "--record is for scenarios of the world 'overlay'")
@@ -95,6 +97,8 @@ def _run(
             return simulate_claims(scenario, peers, options.seed)
         if isinstance(scenario, ModelsScenario):
             return simulate_models(scenario, peers, options.seed)
+        if isinstance(scenario, PoolScenario):
+            return simulate_pool(scenario, peers, options.seed)
         return simulate(scenario, peers, options.seed)
     # Millions of small objects that live to the end: looking at them again and again finds no garbage.
     gc.disable()
@@ -143,6 +147,8 @@ def describe_simulation(report: dict[str, Any]) -> str:
 def _describe_world(report: dict[str, Any]) -> list[str]:
     if "bars" in report:
         return describe_overlay(report)
+    if "most_listers" in report:
+        return _describe_pool(report)
     if "moves" in report:
         return _describe_models(report)
     return _describe_claims(report) if "takeovers" in report else _describe_runs(report)
@@ -154,6 +160,17 @@ def _describe_claims(report: dict[str, Any]) -> list[str]:
         f"{report['step_downs']} coordinators of serving runs stepped down",
         f"models were served {report['served_per_million'] / 10_000:.2f} % of the time in which they could be, "
         f"at most {report['longest_unserved_us'] / 1e6:.0f} s not",
+    ]
+
+
+def _describe_pool(report: dict[str, Any]) -> list[str]:
+    minutes = report["simulated_us"] / 6e7
+    return [
+        f"{report['deaths']} deaths; after one at most {report['most_listers']} members began to list the pool",
+        f"unlisted at most {report['longest_unlisted_us'] / 1e6:.1f} s at a time, "
+        f"{report['unlisted_us'] / 1e6:.1f} s in all; listed twice for {report['twice_listed_us'] / 1e6:.1f} s",
+        f"relays were asked {report['checks'] / minutes:.1f} times a minute and given "
+        f"{report['publishes'] / minutes:.1f} listings",
     ]
 
 

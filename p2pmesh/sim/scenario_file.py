@@ -1,8 +1,8 @@
 """Scenarios as TOML: strict, each mistake one line with its place and what would be right.
 
-The top level says ``world = "runs"``, ``"overlay"``, ``"claims"`` or ``"models"``; the other keys are the fields of
-that world's records (``sim.scenario``, ``sim.overlay_scenario``, ``sim.claims_scenario``, ``sim.models_scenario``),
-tables for nested records, and one ``[[faults]]`` table per fault with its ``kind``. Reading files is the caller's.
+The top level says ``world = "runs"``, ``"overlay"``, ``"claims"``, ``"models"`` or ``"pool"``; the other keys are the
+fields of that world's records (``sim.scenario`` and its siblings), tables for nested records, and one ``[[faults]]``
+table per fault with its ``kind``. Reading files is the caller's.
 """
 
 import dataclasses
@@ -12,14 +12,15 @@ from importlib import resources
 from typing import Any, TypeVar, get_type_hints
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
-from p2pmesh.sim import models_scenario, overlay_scenario, scenario
+from p2pmesh.sim import models_scenario, overlay_scenario, pool_scenario, scenario
 from p2pmesh.sim.claims_scenario import ClaimsScenario
 from p2pmesh.sim.models_scenario import ModelsScenario
 from p2pmesh.sim.overlay_scenario import OverlayScenario
+from p2pmesh.sim.pool_scenario import PoolScenario
 from p2pmesh.sim.scenario import Scenario
 
 R = TypeVar("R")
-AnyScenario = Scenario | OverlayScenario | ClaimsScenario | ModelsScenario
+AnyScenario = Scenario | OverlayScenario | ClaimsScenario | ModelsScenario | PoolScenario
 
 MAX_FILE_CHARACTERS = 100_000
 MAX_FAULTS = 1000
@@ -31,6 +32,7 @@ _WORLDS: dict[str, type[Any]] = {
     "overlay": OverlayScenario,
     "claims": ClaimsScenario,
     "models": ModelsScenario,
+    "pool": PoolScenario,
 }
 _FAULTS: dict[type[Any], dict[str, type[Any]]] = {
     Scenario: {
@@ -62,6 +64,12 @@ _FAULTS: dict[type[Any], dict[str, type[Any]]] = {
         "partition": scenario.Partition,
         "leave": models_scenario.Leave,
         "join": models_scenario.Join,
+    },
+    PoolScenario: {
+        "crash": scenario.Crash,
+        "partition": scenario.Partition,
+        "kill-publisher": pool_scenario.KillPublisher,
+        "relay-outage": pool_scenario.RelayOutage,
     },
 }
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z")
