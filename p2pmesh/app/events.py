@@ -12,12 +12,14 @@ from typing import Any
 
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import LayerRange, OwnerId, PeerId
+from p2pmesh.core.addresses import AddressChoice
 
 
 class EventName(StrEnum):
     """Every event of ``p2pmesh up``."""
 
     LISTENING = "listening"
+    ADDRESSES = "addresses"
     INVITE = "invite"
     JOINED = "joined"
     PEER_JOINED = "peer_joined"
@@ -78,6 +80,12 @@ class Event:
 def listening(api_url: str, console_url: str, peer_id: PeerId) -> Event:
     """Both HTTP ports are open; nothing need be joined or loaded yet."""
     return Event(EventName.LISTENING, {"api_url": api_url, "console_url": console_url, "peer_id": peer_id})
+
+
+def addresses(choice: AddressChoice) -> Event:
+    """What peers are told to dial, best first, and what they are not told, for which reason."""
+    left_out = [{"address": one.address, "interface": one.interface, "reason": one.reason} for one in choice.left_out]
+    return Event(EventName.ADDRESSES, {"announced": list(choice.announced), "left_out": left_out})
 
 
 def invite(text: str) -> Event:

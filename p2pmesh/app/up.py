@@ -32,6 +32,7 @@ from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.speed_file import SpeedFile
 from p2pmesh.adapters.machine import ThisMachine
 from p2pmesh.adapters.model_packages import DEMO_MODEL
+from p2pmesh.adapters.p2p.addresses import every_interface
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.private_files import remove_drafts
 from p2pmesh.adapters.processors import usable_threads
@@ -40,6 +41,7 @@ from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import AccessRules, openai_app
 from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
 from p2pmesh.app import events
+from p2pmesh.app.address_watch import tell_addresses
 from p2pmesh.app.api_keys import HomeKeys
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles, now_unix_ms
@@ -74,7 +76,6 @@ from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 Emit = Callable[[Event], None]
 AlterNetwork = Callable[[Libp2pNetwork], Any]
 
-DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/0",)
 MAX_ENGINE_BYTES = 64
 DRAIN_S = 8.0
 HTTP_DRAIN_S = DRAIN_S + 1.0
@@ -157,6 +158,7 @@ class _Command:
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
+        self._network: Libp2pNetwork
         self._folding = EventFolding()
         self._http_servers = 0
         self._http_ended = trio.Event()
@@ -218,8 +220,9 @@ class _Command:
                 self._shutdown.set()
 
     async def _open_node(self, stack: AsyncExitStack) -> Node:
-        listen, told = self._options.listen or DEFAULT_LISTEN, self._options.announce
+        listen, told = self._options.listen or every_interface(), self._options.announce
         network = await stack.enter_async_context(open_network(self._identity, listen, announce=told))
+        self._network = network
         clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
@@ -258,6 +261,7 @@ class _Command:
             await nursery.start(node.run)
             nursery.start_soon(self._ownership.run, node, TrioClock())
             nursery.start_soon(self._tell_folded)
+            nursery.start_soon(tell_addresses, self._network.address_choice, self._emit)
             if not node.overlay.is_founder:
                 await self._join(node)
                 nursery.start_soon(node.overlay.stay_joined)

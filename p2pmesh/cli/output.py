@@ -114,6 +114,22 @@ def _describe_listening(event: Event) -> Iterator[str]:
     yield f"peer id  {event.fields['peer_id']}"
 
 
+_LEFT_OUT = {
+    "down": "is down",
+    "inner": "leads to containers and virtual machines of this machine alone",
+    "unsettled": "is being checked or given up by the system",
+}
+"""What an operator might wonder about; that loopback and link-local addresses lead nowhere goes without saying."""
+
+
+def _describe_addresses(event: Event) -> Iterator[str]:
+    told = event.fields["announced"]
+    yield f"peers    {', '.join(told)}" if told else "peers    no address that others could dial; see --announce"
+    for one in event.fields["left_out"]:
+        if one["reason"] in _LEFT_OUT:
+            yield f"  not {one['address']}: {one['interface']} {_LEFT_OUT[one['reason']]}"
+
+
 def _describe_invite(event: Event) -> Iterator[str]:
     yield "another machine joins with:"
     yield f"  p2pmesh up --join {event.fields['invite']}"
@@ -375,6 +391,7 @@ def _count(number: int, noun: str) -> str:
 
 _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.LISTENING: _describe_listening,
+    EventName.ADDRESSES: _describe_addresses,
     EventName.INVITE: _describe_invite,
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.RUN_TAKEN_OVER: _describe_taken_over,

@@ -106,8 +106,14 @@ def _add_up(commands: Commands) -> None:
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
     add_access(up)
     add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
-    add("--listen", metavar="MULTIADDR", action="append", default=[], help="address for peers; repeatable")
-    add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that")
+    add(
+        "--listen",
+        metavar="MULTIADDR",
+        action="append",
+        default=[],
+        help="for peers (default: every interface); repeatable",
+    )
+    add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that; repeatable")
     add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--device", metavar="NAME,NAME", type=_names, default=(), help="what stages run on (default: GPUs, if any)")

@@ -1,24 +1,29 @@
-"""Multiaddrs: what the operator may listen on, what a peer can be dialled at, what we announce.
+"""Multiaddrs: what the operator may listen on, what a peer can be dialled at.
 
-Owns parsing, the check that a port is free, and turning "any interface" into the addresses of this machine's
-interfaces. Only ``/ip4|ip6|dns…/…/tcp/…`` with an optional ``/p2p/<peer id>`` is carried.
+Owns parsing, the check that a port is free, and what "every interface" is. What of it is announced, and what is dialled
+first, is ``core.addresses``'. Only ``/ip4|ip6|dns…/…/tcp/…`` with an optional ``/p2p/<peer id>`` is carried.
 """
 
 import errno
+import os
 import socket
-from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
-from multiaddr.utils import get_thin_waist_addresses
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES
 
 _HOST_PROTOCOLS = frozenset({"ip4", "ip6", "dns", "dns4", "dns6"})
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_WILDCARDS = frozenset({"0.0.0.0", "::"})
+_FAMILIES = (("ip4", socket.AF_INET, "0.0.0.0"), ("ip6", socket.AF_INET6, "::"))
+_PORT_TRIES = 16
+_CAUSES_LOOKED_AT = 16
+ANOTHER_PEER = "another peer answers there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,46 @@ def _invalid(text: str, reason: str) -> ConfigError:
     return ConfigError(ErrorCode.ADDRESS_INVALID, f"{text!r} cannot be used: {reason}; write for example {example}")
 
 
+def every_interface() -> tuple[str, ...]:
+    """Both address families of every interface, on one free port; only those that this machine has.
+
+    One port, because what people forward in a router or open in a firewall is a number.
+    """
+    families = [one for one in _FAMILIES if _has_family(one[1], one[2])]
+    port = next((port for port in (_free_on(families) for _ in range(_PORT_TRIES)) if port), 0)
+    return tuple(f"/{name}/{host}/tcp/{port}" for name, _, host in families)
+
+
+def _free_on(families: list[tuple[str, socket.AddressFamily, str]]) -> int:
+    """A port that is free for each family; 0 when the one that the system chose for the first is taken in another."""
+    port = 0
+    with ExitStack() as stack:
+        for name, family, host in families:
+            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            try:
+                _bind(probe, name, host, port)
+            except OSError:
+                return 0
+            port = probe.getsockname()[1]
+    return port
+
+
+def _has_family(family: socket.AddressFamily, host: str) -> bool:
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+def _bind(probe: socket.socket, protocol: str, host: str, port: int) -> None:
+    """As the listener will: alone on the port, IPv6 apart from IPv4."""
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if protocol == "ip6":
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    probe.bind((host, port))
+    probe.listen(1)
+
+
 def parse_listen_addresses(texts: tuple[str, ...]) -> tuple[Multiaddr, ...]:
     """Addresses to listen on, each checked to be ours and free.
 
@@ -85,11 +130,7 @@ def _check_free(text: str, address: TcpAddress) -> None:
     is_ip6 = address.protocol == "ip6"
     try:
         with socket.socket(socket.AF_INET6 if is_ip6 else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if is_ip6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((address.host, address.port))
-            probe.listen(1)
+            _bind(probe, address.protocol, address.host, address.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise port_in_use(text) from error
@@ -126,23 +167,21 @@ def dialable(peer: PeerId, texts: tuple[str, ...]) -> tuple[Multiaddr, ...]:
     return tuple(usable.values())
 
 
-def announced(peer: PeerId, bound: Iterable[Multiaddr]) -> tuple[str, ...]:
-    """What others can dial: ``bound`` addresses with "any interface" spelled out, loopback last, peer id appended."""
-    found: dict[str, None] = {}
-    for address in bound:
-        for concrete in _concrete(address):
-            found.setdefault(f"{concrete}/p2p/{peer}")
-    return tuple(sorted(found, key=_is_loopback))[:MAX_ADDRESSES]
+def why_dial_failed(error: BaseException) -> str:
+    """A few words for the operator, from what libp2p raised and what that was raised from."""
+    seen = _causes(error)
+    if any(isinstance(one, PeerIDMismatchesPubkey) for one in seen):
+        return ANOTHER_PEER
+    numbers = [one.errno for one in seen if isinstance(one, OSError) and one.errno]
+    return os.strerror(numbers[0]).lower() if numbers else "the handshake failed"
 
 
-def _concrete(address: Multiaddr) -> list[str]:
-    parts = parse_tcp_address(str(address))
-    loopback = _WILDCARDS.get(parts.host)
-    if loopback is None:
-        return [str(parts.multiaddr())]
-    interfaces = [str(found) for found in get_thin_waist_addresses(parts.multiaddr())]
-    return [*interfaces, f"/{parts.protocol}/{loopback}/tcp/{parts.port}"]
-
-
-def _is_loopback(text: str) -> bool:
-    return text.startswith(("/ip4/127.", "/ip6/::1/"))
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error, what it came from, and what groups among them hold; bounded, for errors are made of peers' input."""
+    found: list[BaseException] = [error]
+    for one in found:
+        if len(found) >= _CAUSES_LOOKED_AT:
+            break
+        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        found += [cause for cause in (one.__cause__ or one.__context__, *inner) if cause is not None]
+    return found

@@ -24,12 +24,14 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from p2pmesh.adapters.identity import NodeIdentity
+from p2pmesh.adapters.interfaces import SystemInterfaces
 from p2pmesh.adapters.p2p.addresses import (
-    announced,
+    ANOTHER_PEER,
     dialable,
     parse_announced_addresses,
     parse_listen_addresses,
     port_in_use,
+    why_dial_failed,
 )
 from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.dht import RecordTable
@@ -45,11 +47,14 @@ from p2pmesh.adapters.p2p.hardening import (
 from p2pmesh.adapters.p2p.keys import libp2p_id, libp2p_key_pair, peer_id_of
 from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
 from p2pmesh.adapters.p2p.noise import NoiseTransport
+from p2pmesh.adapters.p2p.own_addresses import OwnAddresses
 from p2pmesh.adapters.p2p.streams import PeerStream, forget_net_stream
 from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.addresses import AddressChoice
+from p2pmesh.ports.interfaces import Interfaces
 from p2pmesh.ports.network import (
     ConnectionEvent,
     ConnectionUse,
@@ -74,11 +79,19 @@ log = logging.getLogger(__name__)
 class Libp2pNetwork:
     """Implements ``ports.network.Network`` on a running host; made by ``open_network``."""
 
-    def __init__(self, host: HardenedHost, swarm: HardenedSwarm, gossip: Gossip, events: ConnectionEvents) -> None:
+    def __init__(
+        self,
+        host: HardenedHost,
+        swarm: HardenedSwarm,
+        gossip: Gossip,
+        events: ConnectionEvents,
+        own_addresses: OwnAddresses,
+    ) -> None:
         self._host = host
         self._swarm = swarm
         self._gossip = gossip
         self._events = events
+        self._own_addresses = own_addresses
         self._peer_id = peer_id_of(host.get_id())
         self._dialling: dict[PeerId, trio.Event] = {}
         self.records = RecordTable(host, self.open_stream, lambda: len(events.connected_peers()))
@@ -89,8 +102,16 @@ class Libp2pNetwork:
         return self._peer_id
 
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs that others can dial us at, loopback last."""
+        """Multiaddrs that others can dial us at, best first."""
         return tuple(str(address) for address in self._host.get_addrs())
+
+    def bound_addresses(self) -> tuple[str, ...]:
+        """Multiaddrs that are listened on, "every interface" as it is."""
+        return tuple(str(address) for address in self._host.get_transport_addrs())
+
+    def address_choice(self) -> AddressChoice:
+        """What others are told of them, and what not, for which reason."""
+        return self._own_addresses.choose(self._host.get_transport_addrs())
 
     # --- connections
 
@@ -101,7 +122,8 @@ class Libp2pNetwork:
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, "that address leads to this node itself")
         if self._swarm.gate.is_banned(target):
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"peer {peer} is banned here for what it did")
-        usable = dialable(peer, addresses)
+        usable = self._own_addresses.order_dials(dialable(peer, addresses), self._host.get_transport_addrs())
+        failures: dict[Multiaddr, str] = {}
         with trio.move_on_after(timeout_s):
             while peer in self._dialling:
                 await self._dialling[peer].wait()
@@ -109,37 +131,46 @@ class Libp2pNetwork:
                 return
             done = self._dialling[peer] = trio.Event()
             try:
-                await self._race(target, usable)
+                await self._race(target, usable, failures)
             finally:
                 del self._dialling[peer]
                 done.set()
         if self._connection(target) is None:
-            tried = ", ".join(str(address) for address in usable) or "no usable address was given"
+            tried = ", ".join(f"{address} ({failures.get(address, 'no answer')})" for address in usable)
+            tried = tried or ("only addresses of this node" if addresses else "no usable address was given")
             raise PeerUnavailable(
                 ErrorCode.PEER_UNREACHABLE, f"cannot reach peer {peer} within {timeout_s:g} s; tried: {tried}"
             )
 
-    async def _race(self, target: ID, addresses: tuple[Multiaddr, ...]) -> None:
-        """Returns when a connection stands or all have failed."""
+    async def _race(self, target: ID, addresses: tuple[Multiaddr, ...], failures: dict[Multiaddr, str]) -> None:
+        """Returns when a connection stands or all have failed; why each did is noted."""
+
+        async def attempt(address: Multiaddr, failed: trio.Event) -> None:
+            failure = await self._attempt(target, address)
+            if failure is None:
+                nursery.cancel_scope.cancel()
+                return
+            failures[address] = failure
+            failed.set()
+
         async with trio.open_nursery() as nursery:
             for address in addresses:
                 failed = trio.Event()
-                nursery.start_soon(self._attempt, target, address, failed, nursery.cancel_scope)
+                nursery.start_soon(attempt, address, failed)
                 with trio.move_on_after(STAGGER_S):
                     await failed.wait()
 
-    async def _attempt(self, target: ID, address: Multiaddr, failed: trio.Event, race: trio.CancelScope) -> None:
+    async def _attempt(self, target: ID, address: Multiaddr) -> str | None:
+        """None for a connection to the peer; why not otherwise. Who else answers there is no fault of the peer."""
         try:
             connection = await self._swarm.dial_addr(address, target)
         except Exception as error:  # noqa: BLE001  libp2p lets through whatever handshakes raise
             log.debug("dialling %s failed: %r", address, error)
-            failed.set()
-            return
+            return why_dial_failed(error)
         if connection.muxed_conn.peer_id != target:
             await self._close(connection)
-            failed.set()
-            return
-        race.cancel()
+            return ANOTHER_PEER
+        return None
 
     def connected_peers(self) -> frozenset[PeerId]:
         """Peers with a connection now."""
@@ -344,10 +375,13 @@ class _Runner:
     stop that is cancelled half-way leaves its listening sockets behind.
     """
 
-    def __init__(self, host: HardenedHost, swarm: HardenedSwarm, listen: tuple[Multiaddr, ...]) -> None:
+    def __init__(
+        self, host: HardenedHost, swarm: HardenedSwarm, listen: tuple[Multiaddr, ...], own_addresses: OwnAddresses
+    ) -> None:
         self._host = host
         self._swarm = swarm
         self._listen = listen
+        self._own_addresses = own_addresses
         self._stopping = trio.Event()
         self._outcome: Libp2pNetwork | ConfigError | None = None
         self._decided = trio.Event()
@@ -396,7 +430,7 @@ class _Runner:
             if str(address) not in self._swarm.listeners:
                 return port_in_use(str(address))
         gossip = await stack.enter_async_context(open_gossip(self._host))
-        network = Libp2pNetwork(self._host, self._swarm, gossip, events)
+        network = Libp2pNetwork(self._host, self._swarm, gossip, events, self._own_addresses)
         await stack.enter_async_context(network.records.running())
         return network
 
@@ -409,19 +443,20 @@ async def open_network(
     vigilance: Vigilance | None = None,
     max_connections: int = MAX_CONNECTIONS,
     announce: tuple[str, ...] = (),
+    interfaces: Interfaces | None = None,
 ) -> AsyncIterator[Libp2pNetwork]:
     """A started host that listens on ``listen`` (multiaddrs) under the key of ``identity``.
 
-    Others are told ``announce``, or, where it is empty, what it listens on.
+    Others are told ``announce``, or, where it is empty, what ``core.addresses`` chooses of what it listens on.
 
     Raises ``ConfigError``: ``ADDRESS_INVALID``, ``PORT_IN_USE``, ``CONFIG_INVALID`` for another libp2p than the one we
     harden. Leaving the scope closes everything within ``STOP_TIMEOUT_S``, also when it is left by cancellation.
     """
     harden_libp2p()
     listen_addresses = parse_listen_addresses(listen)
-    told = parse_announced_addresses(announce)
-    host, swarm = _build_host(identity, vigilance or Vigilance(), max_connections, told)
-    runner = _Runner(host, swarm, listen_addresses)
+    own_addresses = OwnAddresses(parse_announced_addresses(announce), interfaces or SystemInterfaces())
+    host, swarm = _build_host(identity, vigilance or Vigilance(), max_connections, own_addresses)
+    runner = _Runner(host, swarm, listen_addresses, own_addresses)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
@@ -440,7 +475,7 @@ async def open_network(
 
 
 def _build_host(
-    identity: NodeIdentity, vigilance: Vigilance, max_connections: int, told: tuple[Multiaddr, ...]
+    identity: NodeIdentity, vigilance: Vigilance, max_connections: int, own_addresses: OwnAddresses
 ) -> tuple[HardenedHost, HardenedSwarm]:
     """Noise and yamux over TCP, nothing else: libp2p's defaults accept a peer under any name it likes."""
     keys = libp2p_key_pair(identity)
@@ -467,8 +502,7 @@ def _build_host(
     upgrader.gate = swarm.gate
 
     def announce(bound: list[Multiaddr]) -> list[Multiaddr]:
-        peer = peer_id_of(own_id)
-        return [Multiaddr(text.removesuffix(f"/p2p/{peer}")) for text in announced(peer, told or bound)]
+        return [Multiaddr(text) for text in own_addresses.choose(bound).announced]
 
     host = HardenedHost(network=swarm, addrs_factory=announce, disable_identify_address_discovery=True)
     host.guard_streams()

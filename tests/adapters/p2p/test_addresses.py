@@ -3,7 +3,7 @@
 import pytest
 from multiaddr import Multiaddr
 
-from p2pmesh.adapters.p2p.addresses import announced, dialable, parse_tcp_address
+from p2pmesh.adapters.p2p.addresses import dialable, every_interface, parse_tcp_address
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES
 from tests.fakes.identity import fake_identity
@@ -70,10 +70,9 @@ def test_a_peer_with_endless_addresses_has_only_so_many() -> None:
     assert len(dialable(PEER, texts)) == MAX_ADDRESSES
 
 
-def test_loopback_is_announced_last() -> None:
-    bound = [Multiaddr("/ip4/127.0.0.1/tcp/5"), Multiaddr("/ip6/::1/tcp/5"), Multiaddr("/ip4/10.1.1.1/tcp/5")]
-    assert announced(PEER, bound) == (
-        f"/ip4/10.1.1.1/tcp/5/p2p/{PEER}",
-        f"/ip4/127.0.0.1/tcp/5/p2p/{PEER}",
-        f"/ip6/::1/tcp/5/p2p/{PEER}",
-    )
+def test_every_interface_is_one_port_in_each_address_family_there_is() -> None:
+    addresses = [parse_tcp_address(text) for text in every_interface()]
+    assert {address.host for address in addresses} <= {"0.0.0.0", "::"}
+    assert len(addresses) >= 1
+    assert len({address.port for address in addresses}) == 1
+    assert addresses[0].port > 0

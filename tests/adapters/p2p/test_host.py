@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from p2pmesh.adapters.p2p.addresses import every_interface
 from p2pmesh.adapters.p2p.host import STOP_TIMEOUT_S, Libp2pNetwork, open_network
 from p2pmesh.adapters.p2p.yamux import Vigilance
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.addresses import InterfaceAddress
 from p2pmesh.ports.network import ByteStream, PeerConnected, PeerDisconnected
 from tests.adapters.p2p.peer_process import ECHO
 from tests.fakes.identity import fake_identity
@@ -83,7 +85,7 @@ async def opening_fails(address: str) -> ConfigError:
 async def test_any_interface_is_announced_as_the_interfaces_there_are() -> None:
     async with open_network(fake_identity("a"), ("/ip4/0.0.0.0/tcp/0",)) as network:
         addresses = network.addresses()
-        assert addresses[-1].startswith("/ip4/127.0.0.1/tcp/")
+        assert addresses
         assert not any("0.0.0.0" in address or "/tcp/0/" in address for address in addresses)
         assert all(address.endswith(f"/p2p/{network.peer_id}") for address in addresses)
 
@@ -91,6 +93,61 @@ async def test_any_interface_is_announced_as_the_interfaces_there_are() -> None:
 async def test_several_addresses_at_once() -> None:
     async with open_network(fake_identity("a"), (*LISTEN, "/ip4/127.0.0.2/tcp/0")) as network:
         assert {address.split("/")[2] for address in network.addresses()} == {"127.0.0.1", "127.0.0.2"}
+
+
+class OneBridge:
+    """As on every machine with a container engine."""
+
+    def survey(self) -> tuple[InterfaceAddress, ...]:
+        return (InterfaceAddress("docker0", "127.0.0.1", 8, is_bridge=True), InterfaceAddress("eth0", "127.0.0.9", 8))
+
+
+async def test_who_answers_with_another_identity_is_passed_over_and_nobody_is_the_worse_for_it() -> None:
+    async with (
+        open_network(fake_identity("a"), LISTEN) as a,
+        open_network(fake_identity("b"), LISTEN) as b,
+        open_network(fake_identity("c"), LISTEN) as c,
+    ):
+        of_b, of_c = (node.addresses()[0].partition("/p2p/")[0] for node in (b, c))
+        for _ in range(3):
+            with pytest.raises(PeerUnavailable, match="another peer answers there"):
+                await a.dial(c.peer_id, (of_b,), 5.0)
+        await a.dial(c.peer_id, (of_b, of_c), 5.0)
+        await a.dial(b.peer_id, (of_b,), 5.0)
+        assert a.connected_peers() == {b.peer_id, c.peer_id}
+        with trio.move_on_after(0.2) as waiting:
+            await b.peer_fault()
+        assert waiting.cancelled_caught
+
+
+async def test_an_address_where_only_this_node_listens_is_not_dialled_for_another() -> None:
+    every = ("/ip4/0.0.0.0/tcp/0",)
+    async with (
+        open_network(fake_identity("a"), every, interfaces=OneBridge()) as a,
+        open_network(fake_identity("b"), LISTEN) as b,
+    ):
+        port = a.bound_addresses()[0].split("/")[4]
+        with pytest.raises(PeerUnavailable, match="only addresses of this node"):
+            await a.dial(b.peer_id, (f"/ip4/127.0.0.9/tcp/{port}",), 5.0)
+        assert not a.connected_peers()
+
+
+async def test_what_a_failed_dial_met_is_told_of_each_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    async with open_network(fake_identity("a"), LISTEN) as a:
+        with pytest.raises(PeerUnavailable, match=rf"/tcp/{port} \(connection refused\)"):
+            await a.dial(fake_identity("b").peer_id, (f"/ip4/127.0.0.1/tcp/{port}",), 5.0)
+
+
+async def test_both_address_families_at_once() -> None:
+    async with open_network(fake_identity("a"), every_interface()) as a:
+        assert len(a.bound_addresses()) == len(every_interface())
+        port = a.bound_addresses()[-1].split("/")[4]
+        async with open_network(fake_identity("b"), ("/ip6/::1/tcp/0",)) as b:
+            await b.dial(a.peer_id, (f"/ip6/::1/tcp/{port}",), 5.0)
+            await a.dial(b.peer_id, b.addresses(), 5.0)
+            assert a.connected_peers() == {b.peer_id}
 
 
 # --- the end
