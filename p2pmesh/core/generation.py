@@ -206,11 +206,13 @@ Effect = SendBegin | Reused | SendPrefill | SendReplay | SendDecode | SendEnd | 
 class Asking:
     """How many stages will tell what they hold, all of the run; 0: none is asked.
 
-    ``shared_rows`` of another sequence's prompt were named to them as this one's; 0: it goes on with its own.
+    ``shared_rows`` of another sequence's prompt were named to them as this one's; 0: it goes on with its own. Where it
+    ``continues`` a sequence of a run that is over, stages that have kept its own rows tell of those instead.
     """
 
     stages: int = 0
     shared_rows: int = 0
+    continues: bool = False
 
 
 _ASKS_NOBODY = Asking()
@@ -246,8 +248,7 @@ class GenerationMachine:
         """Of frames without a credit: where they end, and the rows that every stage charges for them."""
         self._overtaken: set[int] = set()
         """Ends of frames whose own credit, from a stage between, a later one of the last stage overtook."""
-        self._waits_for = asks.stages
-        self._shared_rows = asks.shared_rows
+        self._asks = asks
         self._held: dict[int, Held] = {}
         self._reach = Reach(())
         self._generated = 0
@@ -299,25 +300,26 @@ class GenerationMachine:
         if self._budget < 1:
             return self._end(Finish(FinishReason.LENGTH, "", 0))
         end = self._replay_text()
-        if end or self._waits_for == 0:
+        if end or self._asks.stages == 0:
             return end or (SendBegin(), *self._send_inputs(now))
         self._wait(now, self._policy.prefill_wait_us(self._policy.credits * self._policy.chunk_tokens))
         return (SendBegin(),)
 
     def _on_held(self, stage: int, held: Held, now: Micros) -> tuple[Effect, ...]:
-        is_asked = not self._shared_rows or held.rows in (0, self._shared_rows)
-        if stage in self._held or not 0 <= stage < self._waits_for or not is_asked:
+        shared_rows = 0 if self._asks.continues else self._asks.shared_rows
+        is_asked = not shared_rows or held.rows in (0, shared_rows)
+        if stage in self._held or not 0 <= stage < self._asks.stages or not is_asked:
             return self._broken(f"that stage {stage} holds {held.rows} rows, which was not asked for")
         self._held[stage] = held
-        if len(self._held) < self._waits_for:
+        if len(self._held) < self._asks.stages:
             return ()
         grid = self._policy.slice_tokens or self._policy.chunk_tokens
         prompt_end, last = len(self._prompt), len(self._inputs) - 1
-        told = [self._held[index].usable(grid, prompt_end, last) for index in range(self._waits_for)]
+        told = [self._held[index].usable(grid, prompt_end, last) for index in range(self._asks.stages)]
         self._reach = Reach(told)
         self._sent = self._credited = self._reach.first
-        told_rows = (Reused(self._reach.first),) if self._shared_rows else ()
-        return (*told_rows, *self._send_inputs(now))
+        reused = (Reused(min(self._reach.first, self._asks.shared_rows)),) if self._asks.shared_rows else ()
+        return (*reused, *self._send_inputs(now))
 
     def _replay_text(self) -> tuple[Effect, ...]:
         """Brings text, stops and counts to where the history ends; an end that was reached already is said again."""

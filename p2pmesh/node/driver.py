@@ -6,6 +6,7 @@ One sequence's life is ``node.sequences``'; frames between stages are ``node.sta
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
@@ -18,7 +19,6 @@ from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS, PREFILL_S
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.generation import Asking, GenerationMachine, GenerationPolicy
 from p2pmesh.core.lane_queue import Claimant, LaneQueuePolicy
-from p2pmesh.core.prefix_index import PrefixIndex, PrefixPolicy
 from p2pmesh.core.reasoning import opens_reasoning
 from p2pmesh.core.served_steps import Comparison, ServedSteps
 from p2pmesh.core.text import TextAssembler
@@ -27,12 +27,12 @@ from p2pmesh.core.tool_calls.formats import find_format
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.lane_turns import LaneTurns
 from p2pmesh.node.pace import Pace
+from p2pmesh.node.prefixes import Prefixes
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.sequences import Sequence, SequenceStart
 from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.engine import Engine
-from p2pmesh.wire.begin import Prefix, digest_tokens
 from p2pmesh.wire.control import LoadStage, ProbeResult, PublishRun
 from p2pmesh.wire.generation import (
     GenerationEvent,
@@ -45,7 +45,7 @@ from p2pmesh.wire.generation import (
     SamplingParameters,
     ToolUse,
 )
-from p2pmesh.wire.stage import StageFrame, WireDtype
+from p2pmesh.wire.stage import StageFrame
 
 HELD_S = 60.0
 """So long requests are held at most while a run moves."""
@@ -115,7 +115,7 @@ class Driver:
         self._sequences: dict[tuple[bytes, int], Sequence] = {}
         self._pace = Pace()
         self.served = ServedSteps()
-        self._prefixes = PrefixIndex(_prefix_policy(load)) if engine.facts.shares_prefixes else None
+        self._prefixes = Prefixes(load, is_possible=engine.facts.shares_prefixes)
         self._report = report
         self.ended = Changes()
         """Marked when a sequence ends."""
@@ -201,6 +201,7 @@ class Driver:
         self._checked(tuple(token for token, _ in request.sampling.logit_bias))
         ticket = await self.lanes.take(claimant)
         try:
+            await self._prefixes.wait_for_equal(request, prompt)
             sequence = self._open_sequence(request, prompt)
         except BaseException:
             self.lanes.give_back(ticket)
@@ -236,6 +237,7 @@ class Driver:
             await sequence.run()
         finally:
             self._sequences.pop(sequence.key, None)
+            self._prefixes.note_over(sequence.key)
             self._end_watch()
             self.lanes.give_back(ticket)
             self.ended.mark()
@@ -257,36 +259,17 @@ class Driver:
     async def _events(self, sequence: Sequence, started: GenerationStarted) -> AsyncGenerator[GenerationEvent, None]:
         yield replace(started, cached_tokens=await self._reused_rows(sequence))
         meter = self._pace.meter(self._clock.now(), sequence.sent_tokens)
-        is_first = True
         async with aclosing(sequence.events()) as events:
             async for event in events:
-                if is_first:
-                    self._keep_prefix(sequence)
-                    is_first = False
                 if not isinstance(event, GenerationFinished):
                     self._note_step(meter.note_token(self._clock.now()), event)
                 yield event
 
-    def _find_prefix(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Prefix | None:
-        """Rows of another sequence of this run that the prompt begins with."""
-        if self._prefixes is None or request.continues or request.history or request.wants_embedding:
-            return None
-        found = self._prefixes.find(prompt)
-        if found is None:
-            return None
-        self._prefixes.use(found.key)
-        return Prefix(*found.key, found.rows, digest_tokens(prompt[: found.rows]))
-
     async def _reused_rows(self, sequence: Sequence) -> int:
         rows = await sequence.reused_rows()
-        if self._prefixes is not None and sequence.prefix is not None and rows < sequence.prefix.rows:
-            self._prefixes.drop(sequence.prefix.key)  # it has given way at a stage
+        if sequence.prefix is not None:
+            self._prefixes.note_reused(sequence.prefix, rows)
         return rows
-
-    def _keep_prefix(self, sequence: Sequence) -> None:
-        """Its prompt is at every stage now."""
-        if self._prefixes is not None and not sequence.is_only_read:
-            self._prefixes.keep(sequence.key, sequence.prompt)
 
     def _note_step(self, step_us: int | None, event: GenerationEvent) -> None:
         if step_us is None or not self.is_published or len(self._sequences) != 1:
@@ -300,7 +283,7 @@ class Driver:
             raise self._cause  # it ended while the request waited for its lane
         if self._stage is None:
             raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
-        prefix = self._find_prefix(request, prompt)
+        prefix = self._prefixes.find(request, prompt)
         machine = GenerationMachine(
             prompt,
             request.max_tokens,
@@ -318,6 +301,7 @@ class Driver:
             Asking(
                 len(self.load.stages) if request.continues or prefix else 0,
                 prefix.rows if prefix else 0,
+                continues=bool(request.continues),
             ),
         )
         start = SequenceStart(
@@ -329,10 +313,14 @@ class Driver:
             self._engine.facts.hidden_size,
             prefix,
         )
-        sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail)
-        if sequence.key in self._sequences:
+        key = (request.request_id, request.sequence)
+        note_read = partial(self._prefixes.note_read, key, prompt)
+        sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail, note_read)
+        if key in self._sequences:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
-        self._sequences[sequence.key] = sequence
+        self._sequences[key] = sequence
+        if not request.wants_embedding:
+            self._prefixes.note_opened(key, prompt)
         return sequence
 
     def _grammar_of(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Grammar | None:
@@ -504,13 +492,6 @@ class Drivers:
         if driver is None:
             raise Refused(ErrorCode.STAGE_UNKNOWN, "this peer drives no such run")
         return driver
-
-
-def _prefix_policy(load: LoadStage) -> PrefixPolicy:
-    """With a lossy wire dtype a frame is widened as a whole, so that only whole ones are the same in any prompt."""
-    is_exact = load.wire_dtype == WireDtype.F32
-    grid = PREFILL_SLICE_TOKENS if is_exact else PREFILL_CHUNK_TOKENS
-    return PrefixPolicy(grid, PREFILL_CHUNK_TOKENS, load.lanes, load.context_tokens)
 
 
 def describe_driven(load: LoadStage, compared: Comparison | None) -> dict[str, object]:

@@ -80,8 +80,11 @@ class Sequence:
         submit: Callable[[StageFrame], Awaitable[None]],
         clock: Clock,
         break_run: Callable[[P2PMeshError], None] = lambda _: None,
+        note_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._start = start
+        self._note_read: Callable[[], None] | None = note_read
+        """Told once, with the first token: every stage has the prompt's rows. None: it was."""
         self._break_run = break_run
         """Told when the last stage answers garbage: what it gives other sequences is no better."""
         self._is_failed = False
@@ -126,11 +129,6 @@ class Sequence:
     def prefix(self) -> Prefix | None:
         """What it was to begin with."""
         return self._start.prefix
-
-    @property
-    def is_only_read(self) -> bool:
-        """Whether no answer is made of the prompt."""
-        return self._start.request.wants_embedding
 
     async def reused_rows(self) -> int:
         """Rows of the prompt that were another sequence's: known once every stage has said what it holds."""
@@ -288,8 +286,8 @@ class Sequence:
         match effect:
             case generation.SendDecode(position, token):
                 await self._submit(self._frame(FrameKind.DECODE, position, (token,)))
-            case generation.Emit(tokens, text, reports, embedding):
-                await self._give(GenerationDelta(tokens, text, self._named(tokens, reports), embedding))
+            case generation.Emit():
+                await self._give(self._delta_of(effect))
             case generation.SendPrefill(position, tokens, is_last, stages):
                 flags = FrameFlag.SAMPLE if is_last else FrameFlag.NONE
                 await self._submit(self._frame(FrameKind.PREFILL, position, tokens, flags, stages=stages))
@@ -313,6 +311,12 @@ class Sequence:
                 await self._give(GenerationFinished(reason, text, completion_tokens))
             case generation.Fail(code, text):
                 await self._give_failure(code, text)
+
+    def _delta_of(self, effect: generation.Emit) -> GenerationDelta:
+        if self._note_read is not None:
+            self._note_read()
+            self._note_read = None
+        return GenerationDelta(effect.tokens, effect.text, self._named(effect.tokens, effect.reports), effect.embedding)
 
     def _named(self, tokens: tuple[int, ...], reports: tuple[TokenReport, ...]) -> tuple[TokenLogprob, ...]:
         """Reports with the tokens' bytes."""

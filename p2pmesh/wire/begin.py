@@ -81,6 +81,7 @@ class Begin:
     ``continues``: the request id that the sequence had in a run that is over, of which stages may hold rows; or empty.
     ``wants_embedding``: it tells what it makes of the prompt, and samples nothing.
     ``prefix``: rows that it need not be given, if they are still here; the last token of a prompt is none of them.
+    Where both are there, a stage that has nothing of the one goes by the other.
     """
 
     parameters: SamplingParameters
@@ -98,8 +99,8 @@ class Begin:
             if not 1 <= count <= MAX_POSITION:
                 raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"{name} must be 1 to {MAX_POSITION}, not {count}")
         check_told(self.top_logprobs, wants_embedding=self.wants_embedding)
-        if self.prefix is not None and (self.continues or self.wants_embedding):
-            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, "a prefix of a sequence that goes on, or is only read")
+        if self.prefix is not None and self.wants_embedding:
+            raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, "a prefix of a prompt that is only read")
         if self.prefix is not None and self.prefix.rows >= self.prompt_tokens:
             text = f"a prefix of {self.prefix.rows} rows of a prompt of {self.prompt_tokens}"
             raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, text)

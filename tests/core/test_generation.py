@@ -573,6 +573,23 @@ def test_a_prompt_begins_where_every_stage_has_the_rows_of_another(told: tuple[i
     assert effects[-1] == (prefill(8, 10, is_last=True) if first else prefill(4, 8))
 
 
+@pytest.mark.parametrize(
+    ("told", "reused", "sent"),
+    [
+        ((15, 8), 8, [SendPrefill(8, (8, 9), is_last=False), SendReplay(10, (0,) * 3)]),
+        ((0, 15), 0, [SendPrefill(0, tuple(range(4)), is_last=False, stages=1)]),
+        ((15, 15), 8, [SendDecode(15, 0)]),
+    ],
+)
+def test_what_goes_on_shares_with_another_where_its_own_rows_are_lost(
+    told: tuple[int, int], reused: int, sent: list[Effect]
+) -> None:
+    asks = Asking(2, shared_rows=8, continues=True)
+    machine = GenerationMachine(tuple(range(10)), 9, frozenset(), TextAssembler(PIECES, ()), POLICY, (0,) * 6, asks)
+    effects = feed(machine, Begin(), *(HeldArrived(index, Held(rows)) for index, rows in enumerate(told)))
+    assert effects[: 2 + len(sent)] == [SendBegin(), Reused(reused), *sent]
+
+
 def test_a_prefix_that_ends_within_a_chunk_goes_on_to_where_that_ends() -> None:
     policy = replace(POLICY, chunk_tokens=4, slice_tokens=2)
     machine = GenerationMachine(

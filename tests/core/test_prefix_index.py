@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from p2pmesh.core.prefix_index import PrefixIndex, PrefixPolicy, SharedPrefix
+from p2pmesh.core.prefix_index import OpenPrompts, PrefixIndex, PrefixPolicy, SharedPrefix
 
 POLICY = PrefixPolicy(grid_tokens=3, least_tokens=6, most_sequences=3, most_tokens=30)
 ONE, TWO, THREE, FOUR = ((bytes([number]) * 16, 0) for number in range(4))
@@ -119,3 +119,81 @@ def test_halving_finds_what_counting_finds(one: list[int], other: list[int]) -> 
     found = index.find([*other, 9])
     equal = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     assert (found.rows if found else 0) == (min(len(one), len(other)) if equal is None else equal)
+
+
+REQUEST, OTHER = ONE[0], TWO[0]
+
+
+@pytest.mark.parametrize(
+    ("open_one", "prompt", "request_id", "rows"),
+    [
+        (range(8), range(8), OTHER, 6),
+        (range(8), [*range(6), 99], OTHER, 6),  # the calls that can be shared are the same
+        (range(8), range(10), OTHER, None),  # this one has more to share than the other gives
+        (range(8), [*range(5), 99, 99], OTHER, None),
+        (range(7), range(6), OTHER, None),  # one call, the last token being sampled: not worth it for another request
+        (range(5), range(5), OTHER, None),
+        (range(5), range(5), REQUEST, 3),  # for a choice of the same one it is
+        (range(3), range(3), REQUEST, None),
+    ],
+)
+def test_a_prompt_waits_for_one_that_has_all_its_rows(
+    open_one: Sequence[int], prompt: Sequence[int], request_id: bytes, rows: int | None
+) -> None:
+    prompts = OpenPrompts(POLICY)
+    prompts.add(ONE, open_one)
+    assert prompts.find_coming(prompt, request_id) == (None if rows is None else ONE)
+    assert prompts.find_read(prompt, request_id) is None
+    prompts.note_read(ONE)
+    assert prompts.find_coming(prompt, request_id) is None
+    assert prompts.find_read(prompt, request_id) == (None if rows is None else SharedPrefix(ONE, rows))
+    prompts.remove(ONE)
+    assert prompts.find_read(prompt, request_id) is None
+
+
+class OpenInAnyOrder(RuleBasedStateMachine):
+    """Nobody waits for one that is read, over, or of other tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts = OpenPrompts(POLICY)
+        self.open: dict[tuple[bytes, int], tuple[list[int], bool]] = {}
+
+    keys = st.sampled_from((ONE, TWO, THREE))
+    texts = st.lists(st.integers(0, 1), min_size=1, max_size=9)
+
+    @rule(key=keys, prompt=texts)
+    def add(self, key: tuple[bytes, int], prompt: list[int]) -> None:
+        self.prompts.add(key, prompt)
+        self.open[key] = (prompt, False)
+
+    @rule(key=keys)
+    def note_read(self, key: tuple[bytes, int]) -> None:
+        self.prompts.note_read(key)
+        if key in self.open:
+            self.open[key] = (self.open[key][0], True)
+
+    @rule(key=keys)
+    def remove(self, key: tuple[bytes, int]) -> None:
+        self.prompts.remove(key)
+        self.open.pop(key, None)
+
+    @rule(prompt=texts, request_id=st.sampled_from((REQUEST, OTHER)))
+    def find(self, prompt: list[int], request_id: bytes) -> None:
+        rows = (len(prompt) - 1) // 3 * 3
+        alike = {
+            key: is_read
+            for key, (other, is_read) in self.open.items()
+            if (len(other) - 1) // 3 * 3 == rows >= (3 if key[0] == request_id else 6) and other[:rows] == prompt[:rows]
+        }
+        coming = self.prompts.find_coming(prompt, request_id)
+        assert (coming in alike and not alike[coming]) if coming else all(alike.values())
+        read = self.prompts.find_read(prompt, request_id)
+        assert (alike[read.key] and read.rows == rows) if read else not any(alike.values())
+
+    @invariant()
+    def is_bounded(self) -> None:
+        assert len(self.prompts) == len(self.open)
+
+
+TestOpenInAnyOrder = OpenInAnyOrder.TestCase

@@ -48,3 +48,15 @@ def test_tokens_are_those_of_a_machine_that_shares_nothing(alone: list[list[int]
     assert [_cached(answer) for answer in answers] == [0, 480, 480]
     with driver.client() as client:
         assert 'p2pmesh_cached_prompt_tokens_total{model="' in client.get("/metrics").text
+
+
+def test_choices_share_their_prompt_and_its_count(alone: list[list[int]], driver: NodeProcess) -> None:
+    prompt = [*PREFIX[::-1], 4000]
+    parameters = {"max_tokens": NEW_TOKENS, **SAMPLED, "return_token_ids": True}
+    one = driver.complete(SMOLLM, [*PREFIX, *ENDS[1]], **parameters, n=3)
+    assert one["choices"][0]["token_ids"] == alone[1]
+    several, again = (driver.complete(SMOLLM, prompt, **parameters, n=3) for _ in range(2))
+    assert several["choices"] == again["choices"]
+    assert len({tuple(choice["token_ids"]) for choice in several["choices"]}) == 3
+    assert [answer["usage"]["prompt_tokens"] for answer in (several, again)] == [len(prompt)] * 2
+    assert [_cached(answer) for answer in (several, again)] == [0, 480]  # what other choices had computed is not cached

@@ -1,6 +1,7 @@
 """Streams that lose a stage, whichever it is, give the bytes of undisturbed ones."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -126,3 +127,31 @@ def test_a_stream_that_loses_a_stage_gives_the_same_bytes(
     overlay.ready = overlay.coordinator.wait_for("pipeline_ready", after=after)
     if stage == 2:  # the next loss needs a spare again
         overlay.join()
+
+
+def cached_tokens(node: NodeProcess) -> int:
+    """Tokens of its clients' prompts that were not computed."""
+    with node.client() as client:
+        counted = re.search(
+            r"^p2pmesh_cached_prompt_tokens_total\{.*\} (\d+)", client.get("/metrics").text, re.MULTILINE
+        )
+    return int(counted[1]) if counted else 0
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_a_stream_that_began_from_kept_rows_loses_a_stage_and_gives_the_same_bytes(
+    overlay: Overlay, undisturbed: dict[str, str], name: str
+) -> None:
+    body_of(overlay, {**GREEDY, "max_tokens": 1}, lambda: None, 0)  # this run has the prompt's rows from now on
+    cached = cached_tokens(overlay.coordinator)
+    after = overlay.coordinator.mark()
+
+    def strike() -> None:
+        (engine,) = overlay.holder(1).children()
+        os.kill(engine, signal.SIGKILL)
+
+    data, comments = body_of(overlay, SAMPLED if name == "sampled" else GREEDY, strike, 20)
+    assert cached_tokens(overlay.coordinator) > cached
+    assert data == undisturbed[name]
+    assert ": x-p2pmesh-recovery: exact" in comments
+    overlay.ready = overlay.coordinator.wait_for("pipeline_ready", after=after)

@@ -214,10 +214,12 @@ class FakeEngine:
         prefix = begin.prefix
         if prefix is None:
             return []
-        live = self._sequences.get(prefix.key)
-        source = self._ended.get(prefix.key, []) if live is None else live.history[: live.prompt_tokens]
-        rows = source[: prefix.rows]
-        return rows if digest_tokens(rows) == prefix.digest else []
+        live = {key: sequence.history[: sequence.prompt_tokens] for key, sequence in self._sequences.items()}
+        for source in (live | self._ended).values():  # whoever it is: the ids tell
+            rows = source[: prefix.rows]
+            if digest_tokens(rows) == prefix.digest:
+                return rows
+        return []
 
     def _run(self, sequence: _Sequence, frame: StageFrame) -> None:
         if frame.position > len(sequence.history):

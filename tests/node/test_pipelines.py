@@ -21,11 +21,11 @@ from tests.fakes.models import LAYERS, FakeModelStore, fake_model
 MODEL = fake_model()
 
 
-async def chain(mesh: Mesh, stages: int) -> list[MeshNode]:
+async def chain(mesh: Mesh, stages: int, **options: int) -> list[MeshNode]:
     """A coordinator that drives, and the peers that hold the other stages, in order."""
     driver = await mesh.found("driver", store=FakeModelStore(MODEL))
     others = [await mesh.join(f"peer-{n}", driver) for n in range(stages - 1)]
-    mesh.serve(driver, MODEL, stage_count=stages)
+    mesh.serve(driver, MODEL, stage_count=stages, **options)
     ready = await driver.wait_told("pipeline_ready")
     nodes = {node.peer: node for node in (driver, *others)}
     return [nodes[stage["peer_id"]] for stage in ready["stages"]]

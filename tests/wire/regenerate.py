@@ -948,6 +948,8 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
     going_on = begin.encode_begin(begin.Begin(generation.SamplingParameters(seed=7), 600, continues=bytes(range(16))))
     prefix = begin.Prefix(bytes(range(16)), 127, 480, begin.digest_tokens(range(480)))
     shares = begin.encode_begin(begin.Begin(generation.SamplingParameters(seed=7), 600, prefix=prefix))
+    both = begin.Begin(generation.SamplingParameters(seed=7), 600, continues=bytes(range(16)), prefix=prefix)
+    goes_on_or_shares = begin.encode_begin(both)
     make = stage.StageFrame
     return [
         ("open by stage 1", make(kinds.OPEN, zero, RUN_ID, position=1)),
@@ -987,6 +989,7 @@ def frames() -> list[tuple[str, stage.StageFrame]]:
         ("held as one state", make(kinds.HELD, REQUEST_ID, RUN_ID, 0, 700, flags=stage.FrameFlag.FIXED, stages=2)),
         ("begin of a sequence that goes on", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=going_on)),
         ("begin of a prompt that begins like another", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=shares)),
+        ("begin that goes on, or shares", make(kinds.BEGIN, REQUEST_ID, RUN_ID, body=goes_on_or_shares)),
         ("cancel", make(kinds.CANCEL, REQUEST_ID, RUN_ID)),
         ("end", make(kinds.END, REQUEST_ID, RUN_ID)),
     ]  # fmt: skip
@@ -1164,11 +1167,6 @@ def broken_begins() -> list[tuple[str, Case | bytes, str]]:
         ("begin that continues text", {"continues": "0" * 16}, "message_malformed"),
         ("begin that continues nil", {"continues": None}, "message_malformed"),
         *[(f"begin with a prefix {what}", {"prefix": value}, code) for what, value, code in broken_prefixes()],
-        (
-            "begin with a prefix of a sequence that goes on",
-            {"prefix": prefix_bytes(), "continues": bytes(16)},
-            "request_invalid",
-        ),
         (
             "begin with a prefix of a prompt that is only read",
             {"prefix": prefix_bytes(), "wants_embedding": True},

@@ -10,7 +10,7 @@ from p2pmesh.core.batching import SequenceKey
 from p2pmesh.core.grammar.constraint import Constraint
 from p2pmesh.core.pooling import RowPool
 from p2pmesh.core.prefix_index import PrefixIndex
-from p2pmesh.wire.begin import Begin
+from p2pmesh.wire.begin import Begin, Prefix, digest_tokens
 
 _REMEMBERED_ENDS = 1024
 
@@ -30,6 +30,11 @@ class Lane:
     def prompt(self) -> list[int]:
         """What is held of the prompt, whose rows other sequences may have; none of one that is only read."""
         return [] if self.begin.wants_embedding else self.history[: self.begin.prompt_tokens]
+
+    def begins_with(self, prefix: Prefix) -> bool:
+        """Whether its prompt's first rows are those."""
+        rows = self.prompt[: prefix.rows]
+        return len(rows) == prefix.rows and digest_tokens(rows) == prefix.digest
 
 
 class LaneTable:
@@ -68,11 +73,19 @@ class LaneTable:
         """Rows that are kept of a sequence that is over."""
         return 0 if self._prefixes is None else self._prefixes.rows(key)
 
-    def find_source(self, key: SequenceKey) -> Lane | None:
-        """The lane of a sequence of this run, served or kept; it is the last of the kept ones to go now."""
-        if self._prefixes is not None:
-            self._prefixes.use(key)
-        return self._lanes.get(key) or self._kept.get(key)
+    def find_source(self, prefix: Prefix) -> tuple[SequenceKey, Lane] | None:
+        """A sequence of this run, served or kept, whose prompt begins with these rows; it gives way last from now on.
+
+        The one that is named, or another: the named lane may be another sequence's by now, which begins alike.
+        """
+        if self._prefixes is None:
+            return None
+        for key in (prefix.key, *self._lanes, *reversed(self._kept)):
+            lane = self._lanes.get(key) or self._kept.get(key)
+            if lane is not None and lane.begins_with(prefix):
+                self._prefixes.use(key)
+                return key, lane
+        return None
 
     def free_oldest_kept(self, besides: SequenceKey | None = None) -> Lane | None:
         """Frees the kept lane that is the first to go; the caller frees its cells."""

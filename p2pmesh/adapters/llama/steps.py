@@ -29,7 +29,7 @@ from p2pmesh.core.pooling import RowPool, choose_pooling
 from p2pmesh.core.prefix_index import PrefixIndex, PrefixPolicy
 from p2pmesh.core.sampling import rank_logprobs, sample, sample_allowed
 from p2pmesh.model.cost import SPARE_CELLS
-from p2pmesh.wire.begin import Begin, decode_begin, digest_tokens
+from p2pmesh.wire.begin import Begin, decode_begin
 from p2pmesh.wire.stage import (
     FrameFlag,
     FrameKind,
@@ -154,15 +154,16 @@ class Stepper:
         prefix = begin.prefix
         if prefix is None or not self._shape.can_roll_back:
             return None
-        source = self._lanes.find_source(prefix.key)
-        if source is None or digest_tokens(source.prompt[: prefix.rows]) != prefix.digest:
+        found = self._lanes.find_source(prefix)
+        if found is None:
             return None
-        lane = self._take_lane(key_of(frame), begin, spared=prefix.key)
+        key, source = found
+        lane = self._take_lane(key_of(frame), begin, spared=key)
         if lane is not None:
             self._cells.copy(source.index, lane.index, prefix.rows)
             lane.history += source.history[: prefix.rows]
             return lane
-        lane = self._lanes.take_over(prefix.key, key_of(frame), begin)
+        lane = self._lanes.take_over(key, key_of(frame), begin)
         if lane is not None:
             self._cut(lane, prefix.rows)
         return lane

@@ -195,14 +195,15 @@ class _AnswerFacts:
         self._prompt_tokens: dict[int, int] = {}
         """By prompt, each counted once however many choices it has."""
         self._cached_tokens: dict[int, int] = {}
-        """By prompt, of its first choice."""
+        """By prompt, of the choice that found least: the others may have had its rows."""
         self._finished: list[GenerationFinished] = []
 
     def _note_start(self, index: int, started: GenerationStarted) -> None:
         self._started = self._started or started
         self._readers[index] = self._shape.reader(self._call, started)
-        self._prompt_tokens[self._call.prompt_of(index)] = len(started.prompt_tokens)
-        self._cached_tokens.setdefault(self._call.prompt_of(index), started.cached_tokens)
+        prompt = self._call.prompt_of(index)
+        self._prompt_tokens[prompt] = len(started.prompt_tokens)
+        self._cached_tokens[prompt] = min(self._cached_tokens.get(prompt, started.cached_tokens), started.cached_tokens)
 
     def _reader(self, index: int) -> ChoiceReader:
         reader = self._readers.get(index)

@@ -119,7 +119,7 @@ async def test_without_a_lane_to_spare_the_kept_one_is_taken_over(launcher: Llam
     async with launcher.launch(make_spec(lanes=1)) as engine:
         alone = await cold([engine], 1, prompt, 9)
         assert await warm([engine], 2, prompt, prefix_of(1, prompt), 9) == alone
-        assert await begin(engine, 3, prompt, prefix_of(1, prompt)) == held(3, 0)
+        assert await begin(engine, 3, [9, *prompt], prefix_of(1, [9, *prompt])) == held(3, 0)
 
 
 async def test_only_the_rows_that_are_meant_are_given(launcher: LlamaEngineLauncher, make_spec) -> None:
@@ -128,9 +128,8 @@ async def test_only_the_rows_that_are_meant_are_given(launcher: LlamaEngineLaunc
         await cold([engine], 1, prompt, 9)
         for request, prefix in enumerate(
             [
-                prefix_of(9, prompt),  # nobody's
                 prefix_of(1, [1, *prompt[1:]]),  # other tokens
-                Prefix(bytes([1]) * 16, 1, ROWS, digest_tokens(prompt[:ROWS])),  # another choice's
+                prefix_of(9, [1, *prompt[1:]]),  # nobody's
             ],
             start=10,
         ):
@@ -138,6 +137,17 @@ async def test_only_the_rows_that_are_meant_are_given(launcher: LlamaEngineLaunc
             await Dialogue([engine], request).end()
         longer = [*prompt, *range(100)]  # what decoding wrote is not kept, nor a call that was not whole
         assert await begin(engine, 20, longer, prefix_of(1, longer, 336)) == held(20, 0)
+
+
+async def test_rows_are_found_by_their_tokens_whoever_has_them_by_now(launcher: LlamaEngineLauncher, make_spec) -> None:
+    prompt = [*SHARED, 5, 6]
+    async with launcher.launch(make_spec(lanes=2)) as engine:
+        alone = await cold([engine], 1, prompt, 9)
+        for request in (2, 3):  # 2 shares with 1, 3 takes its lane over
+            assert await begin(engine, request, prompt, prefix_of(1, prompt)) == held(request, ROWS)
+            assert await finish([engine], request, prompt, ROWS, 9) == alone
+        await Dialogue([engine], 2).end()
+        assert await warm([engine], 4, prompt, prefix_of(1, prompt), 9) == alone
 
 
 async def test_another_run_finds_nothing(launcher: LlamaEngineLauncher, make_spec) -> None:
@@ -185,7 +195,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(key=KEYS, source=KEYS)
     def take_over(self, key: tuple[bytes, int], source: tuple[bytes, int]) -> None:
         if self.table.find(key) is None:
-            self.table.find_source(source)
+            self.table.find_source(Prefix(*source, 48, bytes(16)))
             self.table.take_over(source, key, Begin(GREEDY, 6))
 
     @rule()
