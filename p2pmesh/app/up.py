@@ -185,7 +185,7 @@ class _Command:
         run_file = RunFile(os.getpid(), self._api_url, console_url, token, self._identity.peer_id)
         write_run_file(self._options.home, run_file)
         for app, sock in (
-            (openai_app(backend, self._access(token)), self._api_socket),
+            (openai_app(backend, self._access(token), self._options.mixture), self._api_socket),
             (console_app(backend, token, backend), self._console_socket),
         ):
             self._http_servers += 1

@@ -27,6 +27,7 @@ from p2pmesh.app.config import (
     choose_home,
 )
 from p2pmesh.app.invite_text import read_invite_text
+from p2pmesh.app.mixture_options import read_mixture
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
@@ -105,6 +106,7 @@ def _add_up(commands: Commands) -> None:
     add("--name", help="how this node is called in the status of others")
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
     add_access(up)
+    add("--mesh-option", metavar="NAME=VALUE", action="append", default=[], help="of the model mesh; repeatable")
     add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
     add(
         "--listen",
@@ -308,6 +310,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         host=args.host,
         allowed_hosts=tuple(args.allow_host),
         cors_origins=tuple(args.cors_origin),
+        mixture=read_mixture(args.mesh_option),
         replan_after_s=args.replan_after,
     )
 

@@ -218,6 +218,26 @@ class RoutedStage:
     end: int
 
 
+Fact = tuple[str, str]
+"""A name and a value, both ASCII: a header of the answer, or a comment in a stream whose headers are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Tokens of generations that an answer cost besides the one that it shows."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
     """The driver has tokenised and admitted the request: the journal's head (prompt ids) and the route.
@@ -226,8 +246,8 @@ class GenerationStarted:
     ``is_reasoning``: the template has opened a block of reasoning already, the answer begins inside it.
     ``call_format`` names how the model writes calls of tools (``core.tool_calls``); empty where none were offered.
     ``stages`` are the peers of the run in order, the driver first; ``model_digest`` is the file's. ``model`` is the
-    name that the ingress asked for, which it may have chosen itself; no driver says it. ``cached_tokens`` of the prompt
-    were computed for another request already.
+    name that the ingress asked for, which it may have chosen itself, and ``facts`` what it tells the client of how the
+    answer came to be; no driver says them. ``cached_tokens`` of the prompt were computed for another request already.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -240,6 +260,7 @@ class GenerationStarted:
     stages: tuple[RoutedStage, ...] = ()
     model: str = ""
     cached_tokens: int = 0
+    facts: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +281,8 @@ class GenerationFinished:
     """The end of a generation that was not an error; ``text`` is what was still held back.
 
     ``recoveries`` counts the drivers or stages that were lost on the way, as the ingress knows; ``is_exact`` says
-    whether engines of equal fingerprint took over each time.
+    whether engines of equal fingerprint took over each time. ``besides`` is what else the ingress had generated for
+    it, and ``facts`` are what it learnt since the start.
     """
 
     reason: FinishReason
@@ -268,6 +290,8 @@ class GenerationFinished:
     completion_tokens: int
     recoveries: int = 0
     is_exact: bool = True
+    besides: Spent = Spent()
+    facts: tuple[Fact, ...] = ()
 
 
 GenerationEvent = GenerationStarted | GenerationDelta | GenerationFinished

@@ -47,9 +47,11 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
         answers = [pool.submit(ask, ingress, model) for model in (TINY, OTHER)]
         (first, first_s), (other, _) = (answer.result() for answer in answers)
     with ingress.client() as client:
-        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [OTHER, TINY, "auto"]
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [OTHER, TINY, "auto", "mesh"]
     chosen = [ingress.complete("auto", PROMPT, max_tokens=12, temperature=0) for _ in range(2)]
     assert [tokens_of(answer) for answer in chosen] == 2 * [{TINY: first, OTHER: other}[chosen[0]["model"]]]
+    mixed = [mix(ingress) for _ in range(2)]
+    assert mixed[0] == mixed[1]
     assert len(first) == len(other) == 12
     assert first != other
     assert holder.wait_for("load_on_demand")["reason"] == "no_server"
@@ -63,6 +65,21 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
     reloaded, reloaded_s = ask(ingress, TINY)
     assert reloaded == first
     print(f"first answer after it was unloaded: {reloaded_s:.2f} s")
+
+
+def mix(node: NodeProcess) -> tuple[str, str, int]:
+    """What both models answer together: the text, how it came to be, and the tokens of all drafts."""
+    body = {
+        "model": "mesh", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0.7,
+        "seed": 5,
+    }  # fmt: skip
+    with node.client() as client:
+        answer = client.post("/v1/chat/completions", json=body, timeout=60)
+    asked = answer.headers["x-p2pmesh-mesh-models"]
+    assert f"{OTHER} strong answered, {TINY} fast answered" in asked
+    content = answer.json()["choices"][0]["message"]["content"]
+    decision = answer.headers["x-p2pmesh-mesh-decision"]
+    return content, decision, answer.json()["usage"]["completion_tokens"]
 
 
 def ready(node: NodeProcess) -> bool:

@@ -49,12 +49,16 @@ class FakeBackend:
     script: tuple[Step, ...] = say("Hel", "lo")
     scripts: dict[int, tuple[Step, ...]] = field(default_factory=dict)
     """Of single choices, by their sequence."""
+    of_models: dict[str, tuple[Step, ...]] = field(default_factory=dict)
+    """Of single models."""
     entry_error: P2PMeshError | None = None
     listings: tuple[ModelListing, ...] = (ModelListing(MODEL, 1_700_000_000),)
     awaited: tuple[str, ...] = ()
     requests: list[GenerationRequest] = field(default_factory=list)
     askers: list[Asker] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """The same, with the model of each."""
     ended: trio.Event = field(default_factory=trio.Event)
     _last_id: int = 0
 
@@ -85,7 +89,7 @@ class FakeBackend:
             # a nursery, because the node has one here as well: errors inside come out in groups
             async with (
                 trio.open_nursery(),
-                aclosing(self._play(self.scripts.get(request.sequence, self.script))) as events,
+                aclosing(self._play(self._script_of(request))) as events,
             ):
                 yield events
         except trio.Cancelled:
@@ -96,7 +100,12 @@ class FakeBackend:
             raise
         finally:
             self.outcomes.append(outcome)
+            self.left.append((request.model, outcome))
             self.ended.set()
+
+    def _script_of(self, request: GenerationRequest) -> tuple[Step, ...]:
+        of_model = self.of_models.get(request.model, self.script)
+        return self.scripts.get(request.sequence, of_model)
 
     async def _play(self, script: tuple[Step, ...]) -> AsyncGenerator[GenerationEvent]:
         for step in script:

@@ -19,6 +19,7 @@ from p2pmesh.api.exchange import Exchange
 from p2pmesh.api.json_response import error_response, json_response
 from p2pmesh.api.metered import CountedResponses, MeteredBackend
 from p2pmesh.api.metrics import CONTENT_TYPE, Metrics
+from p2pmesh.api.mixing import MixingBackend
 from p2pmesh.api.openai.chat import ChatShape
 from p2pmesh.api.openai.completions import CompletionsShape
 from p2pmesh.api.openai.document import openapi_document
@@ -28,6 +29,7 @@ from p2pmesh.api.openai.messages import CountTokens, MessagesShape
 from p2pmesh.api.openai.responses import ResponsesShape
 from p2pmesh.api.openai.tokenizing import TokenizeEndpoints
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.core.mixture.roles import MixturePolicy, mixable
 
 _FOREIGN_HOST = "the API answers only under its own host names and to its own pages: see --allow-host and --cors-origin"
 
@@ -48,20 +50,20 @@ class AccessRules:
         return [names, *pages, *keys]
 
 
-def openai_app(backend: Backend, access: AccessRules | None = None) -> Starlette:
+def openai_app(backend: Backend, access: AccessRules | None = None, mixture: MixturePolicy | None = None) -> Starlette:
     """The application for the API port; without ``access`` whoever reaches it may ask."""
     metrics = Metrics(trio.current_time)
-    metered = MeteredBackend(backend, metrics)
-    answers, tokenizing = _Answers(backend, metrics), TokenizeEndpoints(backend)
+    mixing = MixingBackend(MeteredBackend(backend, metrics), metrics, mixture)
+    answers, tokenizing = _Answers(mixing, metrics), TokenizeEndpoints(mixing)
     routes = [
         Route("/v1/models", answers.list_models, methods=["GET"]),
         Route("/v1/models/{id:path}", answers.show_model, methods=["GET"]),
-        Route("/v1/chat/completions", GenerationEndpoint(metered, ChatShape()), methods=["POST"]),
-        Route("/v1/completions", GenerationEndpoint(metered, CompletionsShape()), methods=["POST"]),
-        Route("/v1/responses", GenerationEndpoint(metered, ResponsesShape()), methods=["POST"]),
-        Route("/v1/messages", GenerationEndpoint(metered, MessagesShape()), methods=["POST"]),
-        Route("/v1/messages/count_tokens", CountTokens(backend).answer, methods=["POST"]),
-        Route("/v1/embeddings", EmbeddingsEndpoint(metered), methods=["POST"]),
+        Route("/v1/chat/completions", GenerationEndpoint(mixing, ChatShape()), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(mixing, CompletionsShape()), methods=["POST"]),
+        Route("/v1/responses", GenerationEndpoint(mixing, ResponsesShape()), methods=["POST"]),
+        Route("/v1/messages", GenerationEndpoint(mixing, MessagesShape()), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountTokens(mixing).answer, methods=["POST"]),
+        Route("/v1/embeddings", EmbeddingsEndpoint(mixing), methods=["POST"]),
         Route("/tokenize", tokenizing.tokenize, methods=["POST"]),
         Route("/detokenize", tokenizing.detokenize, methods=["POST"]),
         Route("/health", answers.ready, methods=["GET"]),
@@ -108,7 +110,8 @@ class _Answers:
 
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
-        return Response(self._metrics.text(len(self._backend.models())), media_type=CONTENT_TYPE)
+        routable = mixable(listing.id for listing in self._backend.models())
+        return Response(self._metrics.text(len(routable)), media_type=CONTENT_TYPE)
 
     async def document(self, request: Request) -> Response:
         """For whoever makes clients."""

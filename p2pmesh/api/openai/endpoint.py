@@ -6,7 +6,7 @@ admitted a choice (``GenerationStarted``), unless a stream waits so long for it 
 silence for death. What a body means stays with the shapes.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -44,11 +44,13 @@ from p2pmesh.api.openai.shape import (
 )
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
 from p2pmesh.wire.generation import (
+    Fact,
     FinishReason,
     GenerationDelta,
     GenerationEvent,
     GenerationFinished,
     GenerationStarted,
+    Spent,
     TokenLogprob,
 )
 
@@ -230,18 +232,23 @@ class _AnswerFacts:
             model=self._require_started().model or self._call.request.model,
             fingerprint=self._require_started().fingerprint,
             wants_usage_chunk=self._call.wants_usage_chunk,
-            prompt_tokens=len(self._require_started().prompt_tokens),
-            cached_tokens=self._require_started().cached_tokens,
+            prompt_tokens=len(self._require_started().prompt_tokens) + self._besides().prompt_tokens,
+            cached_tokens=self._require_started().cached_tokens + self._besides().cached_tokens,
             given=self._call.given,
         )
 
     def _usage(self) -> Usage:
+        besides = self._besides()
         return Usage(
-            sum(self._prompt_tokens.values()),
-            sum(finished.completion_tokens for finished in self._finished),
+            sum(self._prompt_tokens.values()) + besides.prompt_tokens,
+            sum(finished.completion_tokens for finished in self._finished) + besides.completion_tokens,
             sum(reader.reasoning_tokens for reader in self._readers.values()),
-            sum(self._cached_tokens.values()),
+            sum(self._cached_tokens.values()) + besides.cached_tokens,
         )
+
+    def _besides(self) -> Spent:
+        """What choices cost beyond what they show."""
+        return sum((finished.besides for finished in self._finished), Spent())
 
     def _require_started(self) -> GenerationStarted:
         if self._started is None:
@@ -256,15 +263,17 @@ class _AnswerFacts:
             (b"x-p2pmesh-run-id", started.run_id.hex().encode()),
             (b"x-p2pmesh-model-digest", started.model_digest.encode()),
             (b"x-p2pmesh-stages", stages.encode()),
+            *_encoded(started.facts),
         ]
 
-    def _recovery_facts(self) -> list[tuple[bytes, bytes]]:
-        """What a client may know of losses: none of it without one."""
+    def _late_facts(self) -> list[tuple[bytes, bytes]]:
+        """What a client may know of losses, none of it without one, and of what was done to its answer."""
+        told = dict.fromkeys(fact for finished in self._finished for fact in finished.facts)
         recoveries = sum(finished.recoveries for finished in self._finished)
         if recoveries == 0:
-            return []
+            return _encoded(told)
         kind = b"exact" if all(finished.is_exact for finished in self._finished) else b"inexact"
-        return [(b"x-p2pmesh-recoveries", b"%d" % recoveries), (b"x-p2pmesh-recovery", kind)]
+        return [(b"x-p2pmesh-recoveries", b"%d" % recoveries), (b"x-p2pmesh-recovery", kind), *_encoded(told)]
 
 
 class WholeAnswer(_AnswerFacts):
@@ -297,7 +306,7 @@ class WholeAnswer(_AnswerFacts):
     async def finish(self) -> None:
         """Sends the answer."""
         whole = self._shape.whole(self._head(), self._choices(), self._usage())
-        await send_json(self._send, 200, whole, [*self._route_headers(), *self._recovery_facts()])
+        await send_json(self._send, 200, whole, [*self._route_headers(), *self._late_facts()])
 
     def _choices(self) -> list[Choice]:
         """Those to show, numbered anew: of each prompt the best ``n``, which are all unless ``best_of`` is above it."""
@@ -379,7 +388,7 @@ class StreamedAnswer(_AnswerFacts):
 
     async def finish(self) -> None:
         """Sends the usage if asked for, and the end mark."""
-        facts = [f"{name.decode()}: {value.decode()}" for name, value in self._recovery_facts()]
+        facts = [f"{name.decode()}: {value.decode()}" for name, value in self._late_facts()]
         if facts:  # the headers are long gone; clients read over comments, so the body is that of an undisturbed run
             await self._stream.comment(*facts)
         await self._write(self._events.finish(self._usage()))
@@ -397,6 +406,10 @@ class StreamedAnswer(_AnswerFacts):
     async def _write(self, events: Events) -> None:
         if events:
             await self._stream.write(*((_payload(event), event.name) for event in events))
+
+
+def _encoded(facts: Iterable[Fact]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in facts]
 
 
 def _payload(event: ServerEvent) -> str:

@@ -315,8 +315,13 @@ class MessagesStream:
     def finish(self, usage: Usage) -> Events:
         """Why it ended and what it took, then the end."""
         delta = {"stop_reason": _reason(self._reason, has_calls=self._has_calls), "stop_sequence": None}
+        used = {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
         return (
-            _event("message_delta", {"delta": delta, "usage": {"output_tokens": usage.completion_tokens}}),
+            _event("message_delta", {"delta": delta, "usage": used}),
             _event("message_stop", {}),
         )
 

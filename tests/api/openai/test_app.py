@@ -27,6 +27,7 @@ async def test_models_are_listed_with_the_facts_that_are_known() -> None:
                 "context_length": 4096,
                 "stage_count": 2,
             },
+            {"id": "mesh", "object": "model", "created": 2, "owned_by": "p2pmesh"},
         ],
     }
 

@@ -1,0 +1,1 @@
+"""A mixture of models: one request put to several, one answer made of theirs."""
