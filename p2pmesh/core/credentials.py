@@ -22,7 +22,7 @@ from p2pmesh.core.ownership import (
     admits,
     judge_claim,
 )
-from p2pmesh.wire.invite import Invite, is_expired
+from p2pmesh.wire.invite import LISTED_LIFE_MS, Invite, is_expired
 from p2pmesh.wire.membership_pass import LIFE_MS, MembershipPass, SignedPass
 from p2pmesh.wire.requirements import MeshRequirements
 from p2pmesh.wire.revocation import Revocation
@@ -137,6 +137,9 @@ class Shown:
     claim: OpenedClaim
     invite: Invite | None = None
     chain: tuple[SignedPass, ...] = ()
+    inviter: PeerId | None = None
+    """The member that made the invite, with its passes beside; None for the founder."""
+    inviter_chain: tuple[SignedPass, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +262,8 @@ def _proof(shown: Shown, terms: Terms, now_unix_ms: int) -> Refusal | None:
     if shown.chain:
         return judge_chain(shown.chain, shown.peer, terms, now_unix_ms)
     if shown.invite is not None:
-        return judge_invite(shown.invite, terms, now_unix_ms)
+        refusal = judge_invite(shown.invite, terms, now_unix_ms)
+        return refusal or _judge_inviter(shown, shown.invite, terms, now_unix_ms)
     return Refusal(_R.PROOF_MISSING, "an invite is needed; ask a member for one")
 
 
@@ -337,6 +341,30 @@ def judge_invite(invite: Invite, terms: Terms, now_unix_ms: int) -> Refusal | No
     return None
 
 
+def _judge_inviter(shown: Shown, invite: Invite, terms: Terms, now_unix_ms: int) -> Refusal | None:
+    """Whether the member that made an invite may invite; nothing to ask of the founder.
+
+    Members let others in by passes anyway. That they may give lines to strangers is the founder's to decide, once, in
+    the terms. The id is that of the invite they came by themselves: what revokes it ends theirs, too.
+    """
+    if shown.inviter is None:
+        return None
+    if not terms.requirements.is_public:
+        return Refusal(_R.INVITE_INVALID, "only the founder invites into this mesh; ask it for an invite")
+    if invite.expires_unix_ms > now_unix_ms + LISTED_LIFE_MS + CLOCK_SKEW_MS:
+        return Refusal(_R.INVITE_INVALID, "it lives longer than a member's invite may; look for the pool again")
+    chain = shown.inviter_chain
+    if not chain or chain[0].granted.invite_id != invite.invite_id:
+        return Refusal(_R.INVITE_INVALID, "its passes are those of another invite; look for the pool again")
+    refusal = judge_chain(chain, shown.inviter, terms, now_unix_ms)
+    return refusal and Refusal(_R.INVITE_INVALID, f"whoever made the invite is no member: {refusal.text}")
+
+
+def may_invite(chain: tuple[SignedPass, ...], requirements: MeshRequirements) -> bool:
+    """Whether a member with these passes may list the pool: its guests get passes of their own."""
+    return requirements.is_public and 0 < len(chain) < MAX_PASSES
+
+
 def judge_chain(chain: tuple[SignedPass, ...], peer: PeerId, terms: Terms, now_unix_ms: int) -> Refusal | None:
     """Whether passes, the peer's own first, lead from ``peer`` to the founder; ``chain`` is not empty."""
     if len(chain) > MAX_PASSES:
@@ -377,7 +405,9 @@ def proof_of(shown: Shown) -> Proof:
     """Everyone and everything that a peer's membership hangs on."""
     ids = [signed.granted.invite_id for signed in shown.chain]
     ids += [shown.invite.invite_id] if shown.invite is not None else []
-    return Proof(frozenset([shown.peer, *(signed.signer for signed in shown.chain)]), frozenset(ids))
+    above = [signed.signer for signed in (*shown.chain, *shown.inviter_chain)]
+    above += [shown.inviter] if shown.inviter is not None else []
+    return Proof(frozenset([shown.peer, *above]), frozenset(ids))
 
 
 def judge_proof(proof: Proof, revocation: Revocation) -> Refusal | None:

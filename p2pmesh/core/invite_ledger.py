@@ -30,7 +30,8 @@ class IssuedInvite:
     """One invite: what it allows and what became of it. ``peers`` are those who used a counted one.
 
     ``revoked_unix_ms`` 0 is not revoked; ``is_expelled`` besides puts out all who came in by it. ``is_standing`` is the
-    one that a founder shows by itself, the same after each restart.
+    one that a founder shows by itself, the same after each restart; ``is_listed`` the one in public listings, whose
+    lines are renewed with each under one id, so that its uses are counted and it can be revoked.
     """
 
     invite_id: str = declared(Text(32, is_mesh_id))
@@ -42,6 +43,7 @@ class IssuedInvite:
     revoked_unix_ms: int = declared(_TIME, 0)
     is_expelled: bool = declared(Boolean(), False)
     is_standing: bool = declared(Boolean(), False)
+    is_listed: bool = declared(Boolean(), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,15 @@ def find_standing(ledger: InviteLedger, now_unix_ms: int, least_life_ms: int) ->
     return next((entry for entry in fit if entry.expires_unix_ms - now_unix_ms >= least_life_ms), None)
 
 
-def issue(ledger: InviteLedger, invite: Invite, now_unix_ms: int, *, is_standing: bool = False) -> InviteLedger:
+def find_listed(ledger: InviteLedger, now_unix_ms: int, least_life_ms: int) -> IssuedInvite | None:
+    """The invite of public listings, if it is not revoked and its id lives at least so long."""
+    fit = (entry for entry in ledger.invites if entry.is_listed and not entry.revoked_unix_ms)
+    return next((entry for entry in fit if entry.expires_unix_ms - now_unix_ms >= least_life_ms), None)
+
+
+def issue(
+    ledger: InviteLedger, invite: Invite, now_unix_ms: int, *, is_standing: bool = False, is_listed: bool = False
+) -> InviteLedger:
     """With a new invite; ``Refused`` where too many live, or where it would live too long or allow too many uses."""
     life_ms = invite.expires_unix_ms - invite.issued_unix_ms
     if not 0 < life_ms <= MAX_INVITE_LIFE_MS or not 0 <= invite.max_uses <= MAX_INVITE_USES:
@@ -92,6 +102,7 @@ def issue(ledger: InviteLedger, invite: Invite, now_unix_ms: int, *, is_standing
         invite.expires_unix_ms,
         invite.max_uses,
         is_standing=is_standing,
+        is_listed=is_listed,
     )
     return replace(kept, invites=(*kept.invites, entry), addresses=invite.addresses)
 

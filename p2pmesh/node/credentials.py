@@ -16,12 +16,20 @@ from p2pmesh.core.ownership import open_claim
 from p2pmesh.core.refusals import RefusalBook
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.node.announcements import Neighbours
-from p2pmesh.node.founder_desk import FounderDesk
+from p2pmesh.node.founder_desk import MAX_INVITE_ADDRESSES, FounderDesk
 from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.node.reporting import Report
 from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.control import Hello, Welcome
-from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite, is_expired, names_peer
+from p2pmesh.wire.invite import (
+    LISTED_LIFE_MS,
+    Invite,
+    check_invite_time,
+    decode_invite,
+    encode_invite,
+    is_expired,
+    names_peer,
+)
 from p2pmesh.wire.membership_pass import SignedPass, decode_pass, encode_pass
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 from p2pmesh.wire.revocation import Revocation, decode_revocation
@@ -118,6 +126,27 @@ class Credentials:
         if self._invite is None or self._invite.max_uses or is_expired(self._invite, self._ports.clock.unix_ms()):
             return None
         return self._invite_text
+
+    @property
+    def depth(self) -> int:
+        """Passes between us and the founder, who has none."""
+        return len(self._chain)
+
+    def listed_invite(self, addresses: tuple[str, ...]) -> str | None:
+        """An invite for a public listing, to us at ``addresses``; None where the mesh is not public, or we may not."""
+        if not self.requirements.is_public:
+            return None
+        if self.desk is not None:
+            return self.desk.listed(addresses)
+        if not self._chain_holds() or not credentials.may_invite(self._chain, self.requirements):
+            return None
+        own, now = self._ports.identity, self._ports.clock.unix_ms()
+        told = _with_peer(addresses[:MAX_INVITE_ADDRESSES], own.peer_id)
+        came_by = self._chain[0].granted.invite_id
+        invite = Invite(
+            came_by, self.requirements, now, now + LISTED_LIFE_MS, told, issuer_key=own.public_key, passes=self._passes
+        )
+        return encode_invite(invite, own.public_key, own.sign)
 
     def bootstrap(self) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
         """Whom to dial to come (back) in, each with addresses; those of the invite first."""
@@ -233,6 +262,7 @@ class Credentials:
         return None
 
     def _shown(self, said: Hello | Welcome, peer: PeerId, announcement: Announcement, invite: Invite | None) -> Shown:
+        inviter = self._inviter_of(invite)
         return Shown(
             peer=peer,
             key=from_map(Envelope, unpack(said.announcement, "announcement"), "announcement").key,
@@ -243,7 +273,23 @@ class Credentials:
             claim=open_claim(announcement.ownership, self._ports.verifier.is_signature_of),
             invite=invite,
             chain=self._decode_shown_chain(said.passes, peer),
+            inviter=inviter,
+            inviter_chain=self._decode_inviters_chain(invite, inviter),
         )
+
+    def _inviter_of(self, invite: Invite | None) -> PeerId | None:
+        if invite is None or not invite.issuer_key:
+            return None
+        return self._ports.verifier.peer_id_of(invite.issuer_key)
+
+    def _decode_inviters_chain(self, invite: Invite | None, inviter: PeerId | None) -> tuple[SignedPass, ...]:
+        if invite is None or inviter is None:
+            return ()
+        try:
+            return self._decode_chain(invite.passes, inviter)
+        except RemoteProtocolError as error:
+            text = f"whoever made the invite is no member ({error.message}); look for the pool again"
+            raise _refusal_error(Refusal(RefusalReason.INVITE_INVALID, text)) from None
 
     def _decode_shown_invite(self, text: str) -> Invite:
         try:

@@ -17,7 +17,7 @@ from p2pmesh.core.standing import Founding
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.reporting import Report
-from p2pmesh.wire.invite import LIFE_MS, Invite, encode_invite, without_peer
+from p2pmesh.wire.invite import LIFE_MS, LISTED_LIFE_MS, Invite, encode_invite, without_peer
 from p2pmesh.wire.requirements import mesh_id_of
 from p2pmesh.wire.revocation import Revocation, encode_revocation
 
@@ -78,6 +78,23 @@ class FounderDesk:
             line = self._sealed(Invite(fresh, self._requirements, kept.issued_unix_ms, kept.expires_unix_ms, addresses))
         await self._save()
         return line
+
+    def listed(self, addresses: tuple[str, ...]) -> str:
+        """A line for a public listing, for minutes. Its id is the same for half a day or more, and in the ledger."""
+        now = self._ports.clock.unix_ms()
+        kept = invite_ledger.find_listed(self._ledger, now, LIFE_MS // 2)
+        if kept is None:
+            whole = Invite(self._ports.entropy.random_bytes(ID_BYTES), self._requirements, now, now + LIFE_MS)
+            self._ledger = invite_ledger.issue(
+                self._ledger, replace(whole, addresses=self._ledger.addresses), now, is_listed=True
+            )
+            self._unsaved.set()
+            invite_id = whole.invite_id
+        else:
+            invite_id = bytes.fromhex(kept.invite_id)
+        own = self._ports.identity.peer_id
+        told = tuple(without_peer(text, own) for text in addresses[:MAX_INVITE_ADDRESSES])
+        return self._sealed(Invite(invite_id, self._requirements, now, now + LISTED_LIFE_MS, told))
 
     def _addresses(self) -> tuple[str, ...]:
         own = self._ports.identity.peer_id

@@ -35,6 +35,7 @@ from p2pmesh.base.limits import (
     MAX_NAME_BYTES,
     MAX_PASS_BYTES,
     MAX_PASSES,
+    MAX_PEERS,
     MAX_PIECE_TEXT_BYTES,
     MAX_PROBE_STEPS,
     MAX_PROMPT_TOKENS,
@@ -144,6 +145,8 @@ class RouteTable:
     generation: int = declared(Integer(0, 2**16))
     mesh_id: str = declared(Text(32, is_mesh_id))
     routes: tuple[RouteEntry, ...] = declared(ListOf(Record(RouteEntry), MAX_ROUTE_ENTRIES))
+    node_count: int = declared(Integer(0, MAX_PEERS), 0)
+    """Nodes that the answering peer sees of a public pool, itself included."""
 
 
 @dataclass(frozen=True, slots=True)

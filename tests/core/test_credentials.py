@@ -14,7 +14,7 @@ from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_PASSES
 from p2pmesh.core import credentials
 from p2pmesh.core.credentials import CODES, Refusal, RefusalReason, Shown, Terms
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy, TrustStore
-from p2pmesh.wire.invite import LIFE_MS, Invite
+from p2pmesh.wire.invite import LIFE_MS, LISTED_LIFE_MS, Invite
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.membership_pass import MembershipPass, SignedPass
 from p2pmesh.wire.ownership import OwnershipClaim, SignedClaim
@@ -353,3 +353,62 @@ def test_a_membership_hangs_on_everyone_above_and_every_invite() -> None:
     assert proof.peers == {STRANGER.peer_id, JOINER.peer_id, FOUNDER.peer_id}
     assert proof.invite_ids == {INVITE_ID}
     assert credentials.proof_of(shown_by(FOUNDER, invite=None)).peers == {PeerId(FOUNDER.peer_id)}
+
+
+# --- what members may give to strangers ----------------------------------------------
+PUBLIC = replace(FOUNDER.requirements, is_public=True)
+OPEN_TERMS = replace(TERMS, requirements=PUBLIC, mesh_id=mesh_id_of(PUBLIC))
+INVITER = (signed_pass(JOINER, FOUNDER, mesh_id=OPEN_TERMS.mesh_id),)
+MEMBERS_INVITE = Invite(INVITE_ID, PUBLIC, NOW, NOW + LISTED_LIFE_MS, issuer_key=JOINER.public_key, passes=(b"pass",))
+
+
+def shown_members(terms: Terms = OPEN_TERMS, **changes: Any) -> Shown:
+    shown = shown_by(STRANGER, mesh_id=terms.mesh_id, invite=MEMBERS_INVITE)
+    return replace(shown, **{"inviter": JOINER.peer_id, "inviter_chain": INVITER, **changes})
+
+
+def test_a_member_of_a_public_pool_lets_a_stranger_in() -> None:
+    assert credentials.judge_peer(shown_members(), OPEN_TERMS, NOW) is None
+
+
+def test_in_any_other_mesh_the_founder_alone_invites() -> None:
+    invite = replace(MEMBERS_INVITE, requirements=FOUNDER.requirements)
+    refusal = credentials.judge_peer(shown_members(TERMS, invite=invite, inviter_chain=MEMBER), TERMS, NOW)
+    assert reason_of(refusal) is RefusalReason.INVITE_INVALID
+
+
+MEMBERS_REFUSED: list[tuple[Shown, Terms, RefusalReason]] = [
+    (shown_members(inviter_chain=()), OPEN_TERMS, RefusalReason.INVITE_INVALID),
+    (shown_members(inviter=STRANGER.peer_id), OPEN_TERMS, RefusalReason.INVITE_INVALID),
+    (shown_members(inviter_chain=MEMBER), OPEN_TERMS, RefusalReason.INVITE_INVALID),
+    (shown_members(invite=replace(MEMBERS_INVITE, invite_id=bytes(16))), OPEN_TERMS, RefusalReason.INVITE_INVALID),
+    (
+        shown_members(invite=replace(MEMBERS_INVITE, expires_unix_ms=NOW + LISTED_LIFE_MS + CLOCK_SKEW_MS + 1)),
+        OPEN_TERMS,
+        RefusalReason.INVITE_INVALID,
+    ),
+    (shown_members(), revoking(OPEN_TERMS, invites=(INVITE_ID,)), RefusalReason.INVITE_REVOKED),
+    (shown_members(), revoking(OPEN_TERMS, expelled_invites=(INVITE_ID,)), RefusalReason.INVITE_REVOKED),
+    (shown_members(), revoking(OPEN_TERMS, peers=(JOINER.peer_id,)), RefusalReason.INVITE_INVALID),
+]
+
+
+@pytest.mark.parametrize(
+    ("shown", "terms", "reason"),
+    MEMBERS_REFUSED,
+    ids=["no passes", "another's", "of another mesh", "another id", "too long", "revoked", "expelled", "removed"],
+)
+def test_a_members_invite_is_worth_what_its_membership_is(shown: Shown, terms: Terms, reason: RefusalReason) -> None:
+    assert reason_of(credentials.judge_peer(shown, terms, NOW)) is reason
+
+
+def test_a_guest_goes_with_the_member_that_invited_it() -> None:
+    proof = credentials.proof_of(shown_members())
+    assert credentials.judge_proof(proof, revoking(OPEN_TERMS, peers=(JOINER.peer_id,)).revocation) is not None
+
+
+def test_whoever_could_give_no_passes_invites_nobody() -> None:
+    assert credentials.may_invite(INVITER, PUBLIC)
+    assert not credentials.may_invite(INVITER, FOUNDER.requirements)
+    assert not credentials.may_invite((), PUBLIC)
+    assert not credentials.may_invite(INVITER * MAX_PASSES, PUBLIC)

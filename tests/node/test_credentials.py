@@ -661,3 +661,69 @@ async def test_anybody_may_ask_which_models_are_reached_and_is_not_admitted_by_i
             table = await query_routes(network, founder.peer, founder.network.addresses())
             assert (table.mesh_id, table.routes) == (founder.node.overlay.mesh_id, ())
             assert not founder.node.overlay.is_admitted(identity.peer_id)
+
+
+# --- public pools --------------------------------------------------------------------
+def listed(node: MeshNode) -> str:
+    line = node.node.overlay.credentials.listed_invite(node.network.addresses())
+    assert line is not None
+    return line
+
+
+async def joined_by(mesh: Mesh, name: str, line: str) -> MeshNode:
+    node = await mesh.start(name, line)
+    await node.node.overlay.join()
+    return node
+
+
+async def test_members_of_a_public_pool_invite_while_its_founder_is_away(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found(founding=founding(is_public=True))
+        member = await joined_by(mesh, "member", listed(founder))
+        await mesh.kill(founder)
+        guest = await joined_by(mesh, "guest", listed(member))
+        assert guest.node.overlay.is_admitted(member.peer)
+        assert len(guest.node.overlay.credentials.passes) == 2
+        last = await joined_by(mesh, "guest of the guest", listed(guest))
+        assert last.node.overlay.is_admitted(guest.peer)
+
+
+async def test_nobody_but_the_founder_invites_into_another_mesh(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        member = await mesh.join("member", founder)
+        for node in (founder, member):
+            assert node.node.overlay.credentials.listed_invite(node.network.addresses()) is None
+
+
+async def test_the_lines_of_listings_are_one_invite_that_lives_minutes_and_is_counted(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found(founding=founding(is_public=True))
+        first = listed(founder)
+        await trio.sleep(60)
+        second = listed(founder)
+        assert first != second
+        assert invite_id(first) == invite_id(second)
+        await joined_by(mesh, "one", first)
+        await joined_by(mesh, "two", second)
+        (entry,) = founder.node.overlay.credentials.founders_desk().ledger.invites
+        assert (entry.is_listed, entry.uses) == (True, 2)
+        late = await mesh.start("late", second)
+        await trio.sleep(11 * 60)
+        assert (await refused_joining(late)).code is ErrorCode.INVITE_EXPIRED
+
+
+async def test_revoking_the_invite_of_listings_ends_those_of_members_too(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found(founding=founding(is_public=True))
+        line = listed(founder)
+        member = await joined_by(mesh, "member", line)
+        members = listed(member)
+        await founder.node.overlay.revocations.revoke_invite(invite_id(line), is_expelling=False)
+        assert invite_id(listed(founder)) != invite_id(line)
+        late = await mesh.start("late", members)
+        await trio.sleep(2)
+        assert member.node.overlay.credentials.revocation.sequence == 1
+        assert (await refused_joining(late)).code is ErrorCode.INVITE_REVOKED

@@ -22,6 +22,7 @@ from p2pmesh.wire import (
     invite,
     membership_pass,
     profile,
+    requirements,
     revocation,
     stage,
     token_report,
@@ -55,6 +56,13 @@ REVOCATION = revocation.Revocation(
     FOUNDER.mesh_id, 3, ISSUED_MS, (bytes(range(48, 64)),), (bytes(range(64, 80)),), (STRANGER.peer_id,)
 )
 FOUNDERS_PASS = membership_pass.encode_pass(PASS, b"", FOUNDER.sign)
+PUBLIC = replace(FOUNDER.requirements, is_public=True, pool_name="garage")
+PUBLIC_PASS = replace(PASS, mesh_id=requirements.mesh_id_of(PUBLIC))
+MEMBERS_INVITE = invite.Invite(
+    INVITE_ID, PUBLIC, ISSUED_MS, ISSUED_MS + invite.LISTED_LIFE_MS,
+    (f"{ADDRESSES[0]}/p2p/{JOINER.peer_id}",), issuer_key=JOINER.public_key,
+    passes=(membership_pass.encode_pass(PUBLIC_PASS, b"", FOUNDER.sign),),
+)  # fmt: skip
 SERVED = announcement.ServedModel("smollm2-135m", DIGEST, RUN_ID, 2, 4096)
 
 
@@ -143,6 +151,15 @@ def invites() -> Case:
         "negative expiry": {"expires_unix_ms": -1},
         "expiry as a float": {"expires_unix_ms": 1.5},
         "1025 uses": {"max_uses": 1025},
+        "public by a number": {"requirements": {**terms, "is_public": 1}},
+        "pool name of 65 bytes": {"requirements": {**terms, "pool_name": "p" * 65}},
+        "control character in a pool name": {"requirements": {**terms, "pool_name": "a\nb"}},
+        "passes of nobody": {"passes": [b"pass"]},
+        "issuer without passes": {"issuer_key": FOUNDER.public_key},
+        "issuer that did not sign": {"issuer_key": JOINER.public_key, "passes": [b"pass"]},
+        "issuer key of 33 bytes": {"issuer_key": bytes(33), "passes": [b"pass"]},
+        "9 passes": {"passes": [b"pass"] * 9},
+        "pass of 161 bytes": {"passes": [bytes(161)]},
         "-1 uses": {"max_uses": -1},
     }
     lines |= {name: armour(sealed_invite({**plain, **change})) for name, change in changes.items()}
@@ -158,13 +175,26 @@ def invites() -> Case:
         valid_invite("within the skew", INVITE, late - 1),
         valid_invite("without addresses", replace(INVITE, addresses=()), ISSUED_MS),
         valid_invite("for one use of a mesh with terms", strict, ISSUED_MS),
+        valid_invite("of a public pool", replace(INVITE, requirements=PUBLIC), ISSUED_MS),
+        valid_invite("of a member of it", MEMBERS_INVITE, ISSUED_MS, JOINER),
     ]
-    document = {"domain": invite.DOMAIN.decode(), "keys": key_table(FOUNDER, STRANGER)}
+    of_member = to_map(MEMBERS_INVITE)
+    wrong: dict[str, Case] = {
+        "with uses": {"max_uses": 1},
+        "at an address without a peer": {"addresses": ["/ip4/192.0.2.7/tcp/1"]},
+        "without passes": {"passes": []},
+        "without the founder's key": {"requirements": {"is_public": True}},
+        "of another issuer": {"issuer_key": STRANGER.public_key},
+    }
+    for name, change in wrong.items():
+        text = armour(sealed_invite({**of_member, **change}, JOINER))
+        invalid.append({"name": f"a member's {name}", "invite": text, "error": "invite_malformed"})
+    document = {"domain": invite.DOMAIN.decode(), "keys": key_table(FOUNDER, JOINER, STRANGER)}
     return {**document, "valid": valid, "invalid": invalid}
 
 
-def valid_invite(name: str, value: invite.Invite, now_unix_ms: int) -> Case:
-    line = invite.encode_invite(value, FOUNDER.public_key, FOUNDER.sign)
+def valid_invite(name: str, value: invite.Invite, now_unix_ms: int, signer: TestKey = FOUNDER) -> Case:
+    line = invite.encode_invite(value, signer.public_key, signer.sign)
     shown = vectors.to_json(value)
     return {"name": name, "invite": line, "now_unix_ms": now_unix_ms, "mesh_id": value.mesh_id, "value": shown}
 
@@ -409,6 +439,7 @@ def control_messages() -> list[tuple[str, Any]]:
         ("welcome by a member", control.Welcome(1, FOUNDER.mesh_id, (granted,), of_joiner, b"", revoked, ())),
         ("route_query", control.RouteQuery()),
         ("route_table", control.RouteTable(1, FOUNDER.mesh_id, (control.RouteEntry("smollm2-135m", 4096),))),
+        ("route_table of a public pool", control.RouteTable(1, FOUNDER.mesh_id, (), 7)),
         ("refusal", control.Refusal("invite_expired", "the invite expired 5 minutes ago; ask for a new one")),
         ("load_stage", control.LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, stages, "cd" * 32,
                                          72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32)),
@@ -548,6 +579,7 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "route_table with 257 routes": {"routes": [{"model": "m", "context_tokens": 1}] * 257},
         "route_table with a route without a context": {"routes": [{"model": "m"}]},
         "route_table with a control character": {"routes": [{"model": "\x1b", "context_tokens": 1}]},
+        "route_table of 10001 nodes": {"node_count": 10_001},
     }),
     ("refusal", {
         "refusal with a code of 65 bytes": {"code": "c" * 65},

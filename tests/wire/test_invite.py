@@ -29,6 +29,7 @@ ADDRESS = "/ip4/192.168.178.110/tcp/41234"
 
 @given(records_of(Invite))
 def test_an_invite_comes_back_as_one_of_its_signers_mesh(invite: Invite) -> None:
+    invite = replace(invite, issuer_key=b"", passes=())
     line = encode_invite(invite, FOUNDER.public_key, FOUNDER.sign)
     terms = replace(invite.requirements, founder_key=FOUNDER.public_key)
     assert decode_invite(line, verify) == replace(invite, requirements=terms)
@@ -111,3 +112,33 @@ def test_an_expired_invite_says_since_when() -> None:
     with pytest.raises(RemoteProtocolError, match="5 minutes ago") as error:
         check_invite_time(INVITE, UnixMillis(INVITE.expires_unix_ms + 5 * 60_000))
     assert error.value.code is ErrorCode.INVITE_EXPIRED
+
+
+PUBLIC = replace(FOUNDER.requirements, is_public=True)
+MEMBERS = Invite(
+    bytes(16), PUBLIC, 0, 1000, (f"{ADDRESS}/p2p/{JOINER.peer_id}",), issuer_key=JOINER.public_key, passes=(b"pass",)
+)
+
+
+def test_a_members_invite_is_one_to_its_founders_mesh() -> None:
+    line = encode_invite(MEMBERS, JOINER.public_key, JOINER.sign)
+    assert decode_invite(line, verify) == MEMBERS
+    assert decode_invite(line, verify).mesh_id != JOINER.mesh_id
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(MEMBERS, issuer_key=STRANGER.public_key),
+        replace(MEMBERS, passes=()),
+        replace(MEMBERS, issuer_key=b""),
+        replace(MEMBERS, max_uses=1),
+        replace(MEMBERS, addresses=(ADDRESS,)),
+        replace(MEMBERS, issuer_key=bytes(31)),
+    ],
+    ids=["of another", "without passes", "of nobody", "counted", "at the founder's address", "a short key"],
+)
+def test_what_is_half_a_members_invite_is_none(changed: Invite) -> None:
+    with pytest.raises(RemoteProtocolError) as raised:
+        decode_invite(encode_invite(changed, JOINER.public_key, JOINER.sign), verify)
+    assert raised.value.code is ErrorCode.INVITE_MALFORMED

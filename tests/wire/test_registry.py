@@ -139,6 +139,7 @@ def test_protocols_domains_and_times_are_those_of_the_code() -> None:
     assert REGISTRY["invite"] == {
         "prefix": invite.PREFIX,
         "life_ms": invite.LIFE_MS,
+        "listed_life_ms": invite.LISTED_LIFE_MS,
         "clock_skew_ms": limits.CLOCK_SKEW_MS,
     }
     assert REGISTRY["announcement"] == {

@@ -27,7 +27,7 @@ def test_other_requirements_are_another_mesh(terms: MeshRequirements, others: Me
 
 
 def test_the_mesh_id_is_the_one_of_the_document() -> None:
-    assert mesh_id_of(FOUNDER.requirements) == FOUNDER.mesh_id == "66101f5c3abbeaa8efd506311587de13"
+    assert mesh_id_of(FOUNDER.requirements) == FOUNDER.mesh_id == "89691dae391ca915ee167c6214220990"
 
 
 def test_what_no_reader_would_take_is_not_hashed() -> None:
