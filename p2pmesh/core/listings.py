@@ -5,7 +5,7 @@ remembered also when it is over, as long as there is room, and the number of pub
 of a listing are ``wire.listing``'s; which pool is the best is not decided here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2pmesh.base.limits import MAX_LISTINGS
 from p2pmesh.base.quantities import UnixMillis
@@ -28,6 +28,8 @@ _NOT_WORTH_TELLING = frozenset({RejectionReason.SUPERSEDED})
 class _Known:
     listing: Listing
     event_id: str
+    round: int
+    """Of the fetch that gave it last."""
 
     def is_replaced_by(self, event: ListingEvent) -> bool:
         """The rule of NIP-01: the later one; of the same second, the one with the lower id."""
@@ -43,14 +45,23 @@ class RejectionCount:
 
 
 class ListingsView:
-    """The listings of one reader, over any number of fetches."""
+    """The listings of one reader, over any number of fetches.
 
-    __slots__ = ("_known", "_max_listings", "_rejected")
+    What is shown is what the last fetch gave; what earlier ones gave keeps older listings out.
+    """
+
+    __slots__ = ("_known", "_max_listings", "_rejected", "_round")
 
     def __init__(self, max_listings: int = MAX_LISTINGS) -> None:
         self._max_listings = max_listings
         self._known: dict[str, _Known] = {}
         self._rejected: dict[RejectionReason, RejectionCount] = {}
+        self._round = 0
+
+    def begin(self) -> None:
+        """A new fetch: what it does not give was taken away at the relays."""
+        self._rejected.clear()
+        self._round += 1
 
     def take(self, event_text: str, rules: ReadingRules, verify_event: VerifyEvent) -> Rejection | None:
         """Takes in the JSON text of an event as it came from a relay; None where it counts from now on."""
@@ -75,17 +86,20 @@ class ListingsView:
             self._rejected[rejection.reason] = RejectionCount(first, 1 if before is None else before.count + 1)
 
     def listings(self, now: UnixMillis) -> tuple[Listing, ...]:
-        """Those of now, newest first, then by publisher."""
-        listings = (known.listing for known in self._known.values() if not known.listing.is_over(now))
+        """Those of now that this fetch gave, newest first, then by publisher."""
+        current = (known.listing for known in self._known.values() if known.round == self._round)
+        listings = (listing for listing in current if not listing.is_over(now))
         return tuple(sorted(listings, key=lambda one: (-one.created_unix_s, one.publisher)))
 
     def rejections(self) -> tuple[RejectionCount, ...]:
-        """What was left out since the view began, the commonest reason first."""
+        """What was left out of this fetch, the commonest reason first."""
         return tuple(sorted(self._rejected.values(), key=lambda one: (-one.count, one.first.reason)))
 
     def _take(self, event: ListingEvent, rules: ReadingRules) -> Rejection | None:
         known = self._known.get(event.publisher)
         if known is not None and not known.is_replaced_by(event):
+            if known.event_id == event.event_id:
+                self._known[event.publisher] = replace(known, round=self._round)
             return Rejection(RejectionReason.SUPERSEDED, "a newer one is known", event.publisher)
         listing = decode_listing(event, rules)
         if isinstance(listing, Rejection):
@@ -93,7 +107,7 @@ class ListingsView:
         if known is None and not self._has_room(rules.now):
             text = f"listings of {self._max_listings} publishers are known"
             return Rejection(RejectionReason.TOO_MANY, text, event.publisher)
-        self._known[event.publisher] = _Known(listing, event.event_id)
+        self._known[event.publisher] = _Known(listing, event.event_id, self._round)
         return None
 
     def _has_room(self, now: UnixMillis) -> bool:

@@ -17,7 +17,7 @@ class RelayPhase(Enum):
 
     UNUSED = "unused"
     """Nothing was asked of it yet."""
-    CONNECTED = "connected"
+    ANSWERING = "answering"
     WAITING = "waiting"
     """It failed, or asked for patience; it is tried again at ``RelayState.retry_s``."""
     REFUSING = "refusing"
@@ -56,7 +56,6 @@ class RelayReply:
 class PublishReport:
     """What became of an event, relay by relay, in the order of the configuration."""
 
-    event_id: str
     replies: tuple[RelayReply, ...]
 
     @property

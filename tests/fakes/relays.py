@@ -62,14 +62,14 @@ class FakeRelays:
             if self._reply(relay).outcome is PublishOutcome.ACCEPTED:
                 relay.events[self.publisher] = event
         self.published.append(content)
-        return self._report(event_id)
+        return self._report()
 
     async def delete(self, timeout_s: float) -> PublishReport:
         for relay in self._relays:
             if self._reply(relay).outcome is PublishOutcome.ACCEPTED:
                 relay.events.pop(self.publisher, None)
         self.deletions += 1
-        return self._report("")
+        return self._report()
 
     async def fetch(self, query: ListingQuery, timeout_s: float) -> FoundListings:
         rules = ReadingRules(self._now(), verify, query.takes_private)
@@ -84,15 +84,15 @@ class FakeRelays:
         return tuple(
             RelayState(relay.url, RelayPhase.WAITING, "it does not answer", 1, 1.0)
             if relay.is_dead
-            else RelayState(relay.url, RelayPhase.CONNECTED)
+            else RelayState(relay.url, RelayPhase.ANSWERING)
             for relay in self._relays
         )
 
     def _now(self) -> UnixMillis:
         return self._clock.unix_ms()
 
-    def _report(self, event_id: str) -> PublishReport:
-        return PublishReport(event_id, tuple(self._reply(relay) for relay in self._relays))
+    def _report(self) -> PublishReport:
+        return PublishReport(tuple(self._reply(relay) for relay in self._relays))
 
     @staticmethod
     def _reply(relay: FakeRelay) -> RelayReply:

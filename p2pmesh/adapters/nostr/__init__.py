@@ -1,0 +1,1 @@
+"""Nostr relays: our key there, one relay's WebSocket, and all of them as ``ports.relays``."""
