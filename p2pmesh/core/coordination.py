@@ -38,12 +38,16 @@ def accused_stage(index: int, code: ErrorCode, stage_count: int) -> int | None:
 
 
 class StageState(StrEnum):
-    """States that a peer reports of a stage, in order; the last two end it."""
+    """States that a peer reports of a stage, in order; the last two end it.
+
+    A stage that is ``leaving`` takes frames as before, but its peer is about to go.
+    """
 
     ASSIGNED = "assigned"
     DOWNLOADING = "downloading"
     LOADING = "loading"
     READY = "ready"
+    LEAVING = "leaving"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -265,6 +269,8 @@ class RunMachine:
             return ()
         if state in (StageState.FAILED, StageState.STOPPED):
             return self._end(ErrorCode.PEER_LOST, f"stage {index} {state.value}", index)
+        if state is StageState.LEAVING and self._phase is not RunPhase.SERVING:
+            return self._end(ErrorCode.SHUTTING_DOWN, f"the peer of stage {index} is leaving", index)
         if self._phase is not RunPhase.LOADING or index != self._loading:
             return ()
         self._deadline = Micros(now + self._policy.progress_us)

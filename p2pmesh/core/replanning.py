@@ -9,6 +9,9 @@ A move costs: stages load, requests may wait. Measurements waver, peers come and
 apart, twice as much after each. A run is moved only when its driver, which takes no new request meanwhile, has none
 left: where the stages of the new run stand ready beside those of the old one requests wait for at most ``drain_us``,
 elsewhere nobody must have asked for anything for ``quiet_us``.
+
+A peer that is about to leave waits for neither: its stage is loaded elsewhere at once, and what is under way after
+``leave_drain_us`` is handed over, as after a loss, but to engines that are ready.
 """
 
 from dataclasses import dataclass, replace
@@ -30,6 +33,7 @@ class ReplanReason(StrEnum):
     OWNERS_WISH = "owners_wish"
     FEWER_PEERS = "fewer_peers"
     FASTER = "faster"
+    PEER_LEAVES = "peer_leaves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,19 @@ class ReplanPolicy:
     drain_us: int = 30_000_000
     quiet_us: int = 60_000_000
     quiet_wait_us: int = 600_000_000
+    leave_look_us: int = 5_000_000
+    leave_drain_us: int = 3_000_000
+    is_watching: bool = True
+    """Otherwise a run is moved only off a peer that leaves."""
 
     @classmethod
     def after(cls, stable_s: float) -> "ReplanPolicy":
-        """The policy by which something must be better for ``stable_s``; the other times follow from it."""
+        """The policy by which something must be better for ``stable_s``; the other times follow from it.
+
+        0: nothing moves but for a peer that leaves.
+        """
+        if stable_s <= 0:
+            return cls(is_watching=False)
         stable_us = int(stable_s * MICROS_PER_SECOND)
         half_us = max(1, stable_us // 2)
         return cls(
@@ -187,19 +200,28 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerLeaves:
+    """The peer of a stage is about to go; plans rest on it no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The machine's own deadline has come."""
 
 
-Event = RunServes | RunEnded | Looked | Prepared | Drained | AttemptFailed | DeadlinePassed
+Event = RunServes | RunEnded | Looked | Prepared | Drained | AttemptFailed | PeerLeaves | DeadlinePassed
 
 
 # --- effects ------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Plan as if the run were gone, and tell by ``Looked``; ``candidate`` is to be assessed, too."""
+    """Plan as if the run were gone, and tell by ``Looked``; ``candidate`` is to be assessed, too.
+
+    Where a peer leaves, the stages of the others are to stay where they are if they can.
+    """
 
     candidate: Placement | None
+    is_for_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +259,12 @@ class Abandon:
     attempt: int
 
 
-Effect = Look | Prepare | Drain | Move | Abandon
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Nobody takes over from the peer that leaves: it need not wait any longer."""
+
+
+Effect = Look | Prepare | Drain | Move | Abandon | LetGo
 
 
 class ReplanPhase(StrEnum):
@@ -275,6 +302,8 @@ class Replanner:
         self._attempt = 0
         self._candidate: _Candidate | None = None
         self._deadline: Micros | None = None
+        self._is_leaving = False
+        """The attempt is for a peer that leaves."""
         self._not_before = Micros(0)
         self._recent = 0
         """Moves and failed attempts that make the next one wait longer."""
@@ -302,20 +331,28 @@ class Replanner:
             case Drained(attempt):
                 return self._on_drained(attempt, now)
             case AttemptFailed(attempt):
-                return self._fail(now) if self._is_trying(attempt) else ()
+                return self._on_attempt_failed(now) if self._is_trying(attempt) else ()
+            case PeerLeaves():
+                return self._on_peer_leaves(now)
             case DeadlinePassed():
                 return self._on_deadline(now)
 
     def _on_serves(self, now: Micros) -> tuple[Effect, ...]:
         abandoned = self._on_ended()
-        self._phase = ReplanPhase.WATCHING
-        self._deadline = self._after(now, self._policy.settle_us)
+        self._watch(now, self._policy.settle_us)
         return abandoned
+
+    def _watch(self, now: Micros, wait_us: int) -> None:
+        self._phase = ReplanPhase.WATCHING
+        self._candidate = None
+        self._is_leaving = False
+        self._deadline = self._after(now, wait_us) if self._policy.is_watching else None
 
     def _on_ended(self) -> tuple[Effect, ...]:
         abandoned = self._abandoned()
         self._phase = ReplanPhase.IDLE
         self._candidate = None
+        self._is_leaving = False
         self._deadline = None
         return abandoned
 
@@ -331,10 +368,16 @@ class Replanner:
     def _on_looked(self, looked: Looked, now: Micros) -> tuple[Effect, ...]:
         if self._phase is not ReplanPhase.WATCHING:
             return ()
+        if self._is_leaving:
+            return self._on_looked_for_leaving(looked, now)
         self._candidate = self._kept_candidate(looked) or self._new_candidate(looked, now)
         candidate = self._candidate
         if candidate is None or now < self._after(candidate.since, self._policy.stable_us) or now < self._not_before:
             return ()
+        return self._prepare(candidate, now)
+
+    def _prepare(self, candidate: _Candidate, now: Micros) -> tuple[Effect, ...]:
+        self._candidate = candidate
         self._attempt += 1
         self._phase = ReplanPhase.PREPARING
         self._deadline = Micros(now + self._policy.prepare_us)
@@ -356,30 +399,66 @@ class Replanner:
         reason = why_better(looked.standing, new, self._policy, self._policy.gain_percent)
         return None if reason is None else _Candidate(placement, reason, now, looked.standing, new)
 
+    # --- a peer that leaves -----------------------------------------------------------
+    def _on_peer_leaves(self, now: Micros) -> tuple[Effect, ...]:
+        """Whatever was under way rested on it, or can wait."""
+        if self._phase is ReplanPhase.IDLE:
+            return ()
+        abandoned = self._abandoned()
+        self._phase = ReplanPhase.WATCHING
+        self._candidate = None
+        self._is_leaving = True
+        self._deadline = Micros(now + self._policy.leave_look_us)
+        return (*abandoned, Look(None, is_for_leaving=True))
+
+    def _on_looked_for_leaving(self, looked: Looked, now: Micros) -> tuple[Effect, ...]:
+        if looked.best is None or looked.best[1].unwanted >= looked.standing.unwanted:
+            return self._let_go(now)
+        placement, new = looked.best
+        return self._prepare(_Candidate(placement, ReplanReason.PEER_LEAVES, now, looked.standing, new), now)
+
+    def _let_go(self, now: Micros) -> tuple[Effect, ...]:
+        abandoned = self._abandoned()
+        self._watch(now, self._policy.look_us)
+        return (*abandoned, LetGo())
+
+    def _on_attempt_failed(self, now: Micros) -> tuple[Effect, ...]:
+        """A peer leaves whether the driver holds its requests or not."""
+        if not self._is_leaving:
+            return self._fail(now)
+        return self._move(now) if self._phase is ReplanPhase.DRAINING else self._let_go(now)
+
     # --- moving --------------------------------------------------------------------
     def _on_prepared(self, attempt: int, is_beside: bool, now: Micros) -> tuple[Effect, ...]:
         if not self._is_trying(attempt) or self._phase is not ReplanPhase.PREPARING or self._candidate is None:
             return ()
         policy = self._policy
         self._phase = ReplanPhase.DRAINING
+        if self._is_leaving:
+            self._deadline = Micros(now + policy.leave_drain_us)
+            return (Drain(self._candidate.placement, attempt, 0),)
         self._deadline = Micros(now + (policy.drain_us if is_beside else policy.quiet_wait_us))
         return (Drain(self._candidate.placement, attempt, 0 if is_beside else policy.quiet_us),)
 
     def _on_drained(self, attempt: int, now: Micros) -> tuple[Effect, ...]:
-        if not self._is_trying(attempt) or self._phase is not ReplanPhase.DRAINING or self._candidate is None:
-            return ()
+        is_due = self._is_trying(attempt) and self._phase is ReplanPhase.DRAINING
+        return self._move(now) if is_due else ()
+
+    def _move(self, now: Micros) -> tuple[Effect, ...]:
         candidate = self._candidate
+        if candidate is None:
+            return ()
+        if not self._is_leaving:
+            self._rest(now)
         self._phase = ReplanPhase.IDLE
         self._candidate = None
+        self._is_leaving = False
         self._deadline = None
-        self._rest(now)
         return (Move(candidate.placement, candidate.reason, candidate.old, candidate.new),)
 
     def _fail(self, now: Micros) -> tuple[Effect, ...]:
         abandoned = self._abandoned()
-        self._phase = ReplanPhase.WATCHING
-        self._candidate = None
-        self._deadline = self._after(now, self._policy.look_us)
+        self._watch(now, self._policy.look_us)
         self._rest(now)
         return abandoned
 
@@ -395,8 +474,10 @@ class Replanner:
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         if self._deadline is None or now < self._deadline:
             return ()
-        if self._phase is not ReplanPhase.WATCHING:
-            return self._fail(now)
+        if self._phase in (ReplanPhase.PREPARING, ReplanPhase.DRAINING):
+            return self._on_attempt_failed(now)
+        if self._is_leaving:
+            return self._let_go(now)
         self._deadline = self._after(now, self._policy.look_us)
         return (Look(self._candidate.placement if self._candidate is not None else None),)
 

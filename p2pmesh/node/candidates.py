@@ -41,6 +41,7 @@ class Candidates:
         self._tried: dict[PeerId, Micros] = {}
         self._taken: dict[PeerId, Micros] = {}
         self._failed: dict[PeerId, Micros] = {}
+        self._leaving: dict[PeerId, Micros] = {}
         self._accusers: dict[PeerId, tuple[PeerId, Micros]] = {}
         """Whom each has accused last, and until when that counts."""
 
@@ -64,6 +65,7 @@ class Candidates:
                 is_behind_nat=is_behind_nat(a),
                 decode_bytes_per_s=a.decode_bytes_per_s,
                 most_layers=a.max_layers or None,
+                is_excluded=self._leaving.get(PeerId(a.peer_id), now) > now,
                 is_spared=is_spared(a),
             )
             for a in trusted
@@ -78,6 +80,11 @@ class Candidates:
     def note_failed(self, peer: PeerId, for_s: float) -> None:
         """A stage failed there: others are preferred for so long."""
         self._failed[peer] = self._later(for_s)
+        self._forget_old()
+
+    def note_leaving(self, peer: PeerId, for_s: float) -> None:
+        """The peer is about to go: what it holds must go elsewhere, and if it stays it is taken again after so long."""
+        self._leaving[peer] = self._later(for_s)
         self._forget_old()
 
     def choose_blamed(self, accuser: PeerId, accused: PeerId, for_s: float) -> PeerId:
@@ -107,6 +114,7 @@ class Candidates:
         now = self._clock.now()
         self._taken = {peer: until for peer, until in self._taken.items() if until > now}
         self._failed = {peer: until for peer, until in self._failed.items() if until > now}
+        self._leaving = {peer: until for peer, until in self._leaving.items() if until > now}
         self._accusers = {peer: told for peer, told in self._accusers.items() if told[1] > now}
 
     async def meet(self) -> bool:

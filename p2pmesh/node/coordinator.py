@@ -25,6 +25,7 @@ from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices, learn_overhead
 from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanRequest
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
+from p2pmesh.node.changes import Changes
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.moving import Mover, Planning
 from p2pmesh.node.predictions import describe_sum
@@ -42,6 +43,8 @@ _ENGINE_DEATHS = frozenset({ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_UNRESPONS
 _SYMPTOMS = frozenset({ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE})
 FAILED_S = 120.0
 """A peer whose stage did not load, or broke, is passed over for so long where others can hold the model."""
+LEAVES_S = 120.0
+"""A peer that said that it leaves gets no stage for so long, if it is still there."""
 ACCUSED_S = 30.0
 """A peer that accuses one after another so fast is the one that lies."""
 PEERS_SETTLE_S = 0.5
@@ -63,6 +66,9 @@ class Coordinator:
         """Stages of the run that serves or served last, which a family with states goes back to."""
         self._policy = DEFAULT_POLICY
         self.run: Run | None = None
+        self._is_moving = False
+        self._settled = Changes()
+        """Runs that began to serve, or are over."""
         self._blamed: tuple[PeerId, ...] = ()
         """Who answered garbage in the run that ended last."""
 
@@ -85,7 +91,10 @@ class Coordinator:
         parts, wait_s = self._parts, self._options.replan_after_s
         draw = int.from_bytes(parts.entropy.random_bytes(4), "big") % replanning.MAX_JITTER
         machine = replanning.Replanner(replanning.ReplanPolicy.after(wait_s), draw)
-        planning = Planning(self._request_for_move, plan_placement, self._standby_order)
+        planning = Planning(
+            self._request_for_move, plan_placement, self._standby_order, self._without_leaving,
+            lambda layers: self._standbys.peer_for(layers), self._candidates.meet,
+        )  # fmt: skip
         return Mover(parts.overlay, parts.drivers, (machine, parts.clock), planning, self._report)
 
     @asynccontextmanager
@@ -144,7 +153,10 @@ class Coordinator:
             if following.wait_us:
                 await trio.sleep(following.wait_us / MICROS_PER_SECOND)
             is_kept = ending is not None and following.keeps_stages
-            placement = self._mover.take_next() or (self._replace(placement, ending) if is_kept and ending else None)
+            moved = self._mover.take_next()
+            self._is_moving = moved is not None
+            self._settled.mark()
+            placement = moved or (self._replace(placement, ending) if is_kept and ending else None)
 
     def _replace(self, broken: Placement, ending: RunEnding) -> Placement | None:
         """The stages that are whole where they were, the lost one elsewhere; None where all must be planned anew."""
@@ -169,8 +181,17 @@ class Coordinator:
                 return planned
         return None
 
+    def _without_leaving(self, standing: Placement) -> Placement | None:
+        """The stages of peers that leave elsewhere, those of the others where they are."""
+        request = self._request()
+        leaving = tuple(peer.peer_id for peer in request.peers if peer.is_excluded)
+        planned = plan_replacement(request, standing, None, leaving, self._standbys.peer_for)
+        return planned if isinstance(planned, Placement) else None
+
     async def leave_run(self) -> None:
-        """This node goes: a run that serves without it is left to its other peers."""
+        """This node goes: a run that serves without it is left to its other peers, once it has moved off this node."""
+        while self._is_moving or self._mover.next is not None:
+            await self._settled.wait_beyond(self._settled.count)
         if self.run is not None:
             await self.run.leave()
 
@@ -189,6 +210,7 @@ class Coordinator:
             run.estimate = partial(self._estimate, placement)
             run.probe_steps = probe_steps
             run.serves = partial(self._note_serving, run)
+            run.leaves = self._note_leaving
             run.settled = partial(self._learn_overhead, placement)
             ending = await run.serve()
             self.run = None
@@ -200,8 +222,14 @@ class Coordinator:
     def _note_serving(self, run: Run, placement: Placement) -> None:
         self._standbys.want(placement)
         self._last = placement.stages
-        if self._options.replan_after_s > 0:
-            self._mover.note_serving(run)
+        self._mover.note_serving(run)
+        self._is_moving = False
+        self._settled.mark()
+
+    def _note_leaving(self, peer: PeerId) -> None:
+        if peer != self._parts.overlay.own_peer:
+            self._candidates.note_leaving(peer, LEAVES_S)
+        self._mover.note_leaving()
 
     def _learn_overhead(self, placement: Placement, timed: StepEstimate) -> None:
         if self._parts.links.matrix().knows_ring([stage.peer_id for stage in placement.stages]):
@@ -323,7 +351,8 @@ class Coordinator:
             has_model=True,
             decode_bytes_per_s=stages.decode_bytes_per_s,
             most_layers=stages.wishes.max_layers,
-            is_excluded=excludes(stages.wishes.excluded_models, self._model.name, self._model.digest),
+            is_excluded=stages.is_leaving
+            or excludes(stages.wishes.excluded_models, self._model.name, self._model.digest),
             is_spared=is_spared(said),
         )
         others = self._candidates.admitted(self._model.digest, with_failed=with_failed)

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.base.ids import Digest, PeerId
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core import replanning
 from p2pmesh.core.coordination import StageState
@@ -27,14 +27,25 @@ from p2pmesh.node.standby import LOAD_S, Order
 from p2pmesh.ports.clock import Clock
 from p2pmesh.wire.control import Done, HoldRun, StageStatus
 
+MEET_S = 4.0
+"""Within the machine's patience with a look for a peer that leaves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """``request`` is what a plan is made of now, ``plan`` makes it, ``order`` loads an engine that waits."""
+    """``request`` is what a plan is made of now, ``plan`` makes it, ``order`` loads an engine that waits.
+
+    ``without_leaving`` is a placement with the stages of peers that leave elsewhere, and the others where they are;
+    ``spare_for`` tells which peer has an engine ready for a stage by now, and ``meet`` says hello to peers that a plan
+    may use, too.
+    """
 
     request: Callable[[], PlanRequest]
     plan: Callable[[PlanRequest], Placement | PlacementRefusal]
     order: Order
+    without_leaving: Callable[[Placement], Placement | None]
+    spare_for: Callable[[LayerRange], PeerId | None]
+    meet: Callable[[], Awaitable[bool]]
 
 
 class Mover:
@@ -49,7 +60,7 @@ class Mover:
         report: Report,
     ) -> None:
         self.next: Placement | None = None
-        self._request, self._plan, self._order = planning.request, planning.plan, planning.order
+        self._planning = planning
         self._overlay = overlay
         self._drivers = drivers
         self._report = report
@@ -88,6 +99,10 @@ class Mover:
         self._hold.cancel()
         self._runner.post(replanning.RunEnded())
 
+    def note_leaving(self) -> None:
+        """The peer of a stage is about to go, and plans count on it no more."""
+        self._runner.post(replanning.PeerLeaves())
+
     def take_next(self) -> Placement | None:
         """The placement that the run gave way to; once."""
         placement, self.next = self.next, None
@@ -101,8 +116,11 @@ class Mover:
         if run is None or nursery is None:
             return
         match effect:
-            case replanning.Look(candidate):
-                self._look(run.placement, candidate)
+            case replanning.Look(candidate, is_for_leaving):
+                if is_for_leaving:
+                    nursery.start_soon(self._look_for_leaving, run)
+                else:
+                    self._look(run.placement, candidate, self._planning.plan)
             case replanning.Prepare(placement, attempt):
                 self._beside = trio.CancelScope()
                 nursery.start_soon(self._prepare, run.placement, placement, attempt, self._beside)
@@ -111,13 +129,35 @@ class Mover:
                 nursery.start_soon(self._drain, run, attempt, quiet_us, self._hold)
             case replanning.Move():
                 self._move(run, effect)
+            case replanning.LetGo():
+                await run.let_go()
 
-    def _look(self, standing: Placement, candidate: Placement | None) -> None:
-        request = replanning.request_without_run(self._request(), standing)
+    async def _look_for_leaving(self, run: Run) -> None:
+        """Peers that are known by gossip alone are met first where those at hand do not suffice."""
+        with trio.move_on_after(MEET_S):
+            while self._without_leaving(run.placement) is None and await self._planning.meet():
+                pass
+        if run is self._run:
+            self._look(run.placement, None, lambda request: self._without_leaving(run.placement))
+
+    def _without_leaving(self, standing: Placement) -> Placement | None:
+        replacing = self._planning.without_leaving(standing)
+        if replacing is not None:
+            return replacing
+        best = self._planning.plan(replanning.request_without_run(self._planning.request(), standing))
+        return best if isinstance(best, Placement) else None
+
+    def _look(
+        self,
+        standing: Placement,
+        candidate: Placement | None,
+        plan: Callable[[PlanRequest], Placement | PlacementRefusal | None],
+    ) -> None:
+        request = replanning.request_without_run(self._planning.request(), standing)
         now = replanning.assess_standing(request, standing)
         if now is None:
             return
-        best, offered = self._plan(request), None
+        best, offered = plan(request), None
         if isinstance(best, Placement) and not replanning.is_same_placement(best, standing):
             assessed = replanning.assess_candidate(request, best)
             offered = (best, assessed) if assessed is not None else None
@@ -129,13 +169,21 @@ class Mover:
         facts = {"model": run.model_name, "run_id": run.run_id.hex(), "reason": move.reason.value}
         times = {"old_tpot_us": move.old.tpot_us, "new_tpot_us": move.new.tpot_us}
         self._report("replanned", {**facts, "stages": ranges_of(move.placement), **times})
-        run.give_up(ErrorCode.MODEL_NOT_READY, "it moves to a better placement")
+        is_for_leaving = move.reason is replanning.ReplanReason.PEER_LEAVES
+        text = "a peer of it leaves" if is_for_leaving else "it moves to a better placement"
+        run.give_up(ErrorCode.MODEL_NOT_READY, text)
 
     # --- engines beside the run -------------------------------------------------------
     async def _prepare(self, standing: Placement, wanted: Placement, attempt: int, scope: trio.CancelScope) -> None:
-        new = replanning.new_stages(standing, wanted)
-        own, peers = self._overlay.own_peer, [wanted.stages[index].peer_id for index in new]
-        if own in peers or replanning.peers_without_room_beside(self._request(), standing, wanted):
+        stages = wanted.stages
+        spare_for = self._planning.spare_for
+        new = [
+            index
+            for index in replanning.new_stages(standing, wanted)
+            if spare_for(stages[index].layers) != stages[index].peer_id
+        ]
+        own, peers = self._overlay.own_peer, [stages[index].peer_id for index in new]
+        if own in peers or replanning.peers_without_room_beside(self._planning.request(), standing, wanted):
             await self._runner.put(replanning.Prepared(attempt, is_beside=False))
             return
         missing = set(new)
@@ -161,7 +209,7 @@ class Mover:
         """Until the scope around it ends, or the run that it is for takes the engine up."""
         peer = wanted.stages[index].peer_id
         try:
-            async with self._order(wanted, index) as load:
+            async with self._planning.order(wanted, index) as load:
                 self._files[peer] = {load.artifact_digest, *(file.digest for file in load.fragments)}
                 stream = await self._overlay.open_exchange(peer, load, load.stages[index].addresses)
                 try:

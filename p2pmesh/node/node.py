@@ -54,6 +54,9 @@ from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
 
+HAND_OVER_S = 30.0
+"""A peer that takes over loads the stage, perhaps fetches it; whoever cannot say so by then may be slow or gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
@@ -211,10 +214,15 @@ class Node:
         return self._coordinator_of(model, model.options)
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes no new request and waits, at most ``timeout_s``, for those that run through a stage here."""
+        """Takes no new request, hands over the stages here where others take them, and goes.
+
+        That takes at most ``HAND_OVER_S``; then requests that still run through a stage here have ``timeout_s``.
+        """
         self._is_draining = True
-        for coordinator in self.coordinators:
-            await coordinator.leave_run()
+        with trio.move_on_after(HAND_OVER_S):
+            await self.stages.hand_over()
+            for coordinator in self.coordinators:
+                await coordinator.leave_run()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.liveness.leave)
             with trio.move_on_after(timeout_s):

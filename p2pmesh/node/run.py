@@ -8,6 +8,7 @@ without a stream in between.
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -45,6 +46,7 @@ PUBLISH_TIMEOUT_S = 15.0
 SYMPTOM_WAIT_S = 0.3
 """A stage that only lost its neighbour waits this long with saying so, because the neighbour itself may know why."""
 WATCH_AGAIN_S = 2.0
+LET_GO_S = 2.0
 SETTLE_S = 45.0
 """From then on links between other peers have been announced twice."""
 _Answer = TypeVar("_Answer", ProbeResult, Done)
@@ -128,6 +130,10 @@ class Run:
         """What a token takes by what is known now, and by what was measured of this run."""
         self.settled: Callable[[StepEstimate], None] = lambda predicted: None
         """Told some time later what a token is predicted to take, if its steps were timed: by then links are known."""
+        self.leaves: Callable[[PeerId], None] = lambda peer: None
+        """Told, while it serves, that the peer of a stage is about to go."""
+        self._leaving: dict[int, Callable[[], Awaitable[None]]] = {}
+        """What lets the peer of each such stage go."""
         self.probe_steps = 0
         """How many tokens are timed before anybody is served."""
         self._held = held
@@ -236,10 +242,21 @@ class Run:
         """Ends the run by no fault of its stages."""
         self._runner.post(coordination.RunGivenUp(code, text))
 
+    async def let_go(self) -> None:
+        """Nobody takes over from the peers that are about to go: they need not wait for that."""
+        leaving, self._leaving = self._leaving, {}
+        for let_go in leaving.values():
+            with trio.move_on_after(LET_GO_S), suppress(P2PMeshError):
+                await let_go()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a stage of it is on this node."""
+        return any(stage.peer_id == self._parts.overlay.own_peer for stage in self.placement.stages)
+
     async def leave(self) -> None:
         """Gives the run to its other peers, if it serves and none of its stages is here."""
-        is_here = any(stage.peer_id == self._parts.overlay.own_peer for stage in self.placement.stages)
-        if self._had_served and not is_here:
+        if self._had_served and not self.is_here:
             self._held.is_run_over = False
             await self._held.withdraw()
 
@@ -275,27 +292,36 @@ class Run:
 
     # --- effects, each a task that posts its outcome ---------------------------------
     async def _hold(self, index: int) -> None:
-        async def reported(status: StageStatus) -> None:
-            self._told.note(index, status)
-            await self._runner.put(coordination.StageReported(index, _state_of(status)))
-
         try:
             load = await self._made_load_of(index)
             if load.stages[index].peer_id == (own := self._parts.overlay.own_peer):
-                await self._parts.stages.follow(self._parts.stages.begin(load, own), reported)
+                held = self._parts.stages.begin(load, own)
+
+                async def let_go() -> None:
+                    held.let_go()
+
+                await self._parts.stages.follow(held, partial(self._note_status, index, let_go))
             else:
-                await self._hold_remote(load, reported)
+                await self._hold_remote(load)
         except P2PMeshError as error:
             if error.code is ErrorCode.PEER_LOST:
                 await trio.sleep(SYMPTOM_WAIT_S)
             text = f"stage {index} on peer {self.placement.stages[index].peer_id}: {error.message}"
             await self._runner.put(coordination.StageFailed(index, error.code, text))
 
-    async def _hold_remote(self, load: LoadStage, reported: Callable[[StageStatus], Awaitable[None]]) -> None:
+    async def _note_status(self, index: int, let_go: Callable[[], Awaitable[None]], status: StageStatus) -> None:
+        self._told.note(index, status)
+        state = _state_of(status)
+        if state is StageState.LEAVING and self.phase is coordination.RunPhase.SERVING:
+            self._leaving[index] = let_go
+            self.leaves(self.placement.stages[index].peer_id)
+        await self._runner.put(coordination.StageReported(index, state))
+
+    async def _hold_remote(self, load: LoadStage) -> None:
         entry = load.stages[load.index]
         stream = await self._parts.overlay.open_exchange(PeerId(entry.peer_id), load, entry.addresses)
         try:
-            await follow_statuses(stream, reported)
+            await follow_statuses(stream, partial(self._note_status, load.index, partial(stream.send, Done())))
         finally:
             await stream.reset()
 

@@ -35,7 +35,7 @@ from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
-from p2pmesh.wire.control import FollowStage, LoadStage, StageStatus
+from p2pmesh.wire.control import Done, FollowStage, LoadStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]
@@ -71,6 +71,7 @@ class HeldStage:
         self.scope = trio.CancelScope()
         self.followers = 0
         self.has_served = False
+        self._is_let_go = False
         self.cause: P2PMeshError | None = None
         self._states: list[tuple[int, StageStatus]] = []
         self._noted = 0
@@ -80,7 +81,8 @@ class HeldStage:
     @property
     def is_ready(self) -> bool:
         """Whether frames are taken."""
-        return not self._is_over and bool(self._states) and self._states[-1][1].state == StageState.READY
+        ready = (StageState.READY, StageState.LEAVING)
+        return not self._is_over and bool(self._states) and self._states[-1][1].state in ready
 
     async def note(self, status: StageStatus) -> None:
         """A state holds from now on; of the progress of a download only the newest is kept."""
@@ -89,6 +91,17 @@ class HeldStage:
         self._noted += 1
         self._states.append((self._noted, status))
         self._changes.mark()
+
+    def let_go(self) -> None:
+        """Its coordinator has nobody who takes it over."""
+        self._is_let_go = True
+        self._changes.mark()
+
+    async def hand_over(self, leaving: StageStatus) -> None:
+        """Says that this peer is about to go; until the stage is over, or its coordinator lets it go."""
+        await self.note(leaving)
+        while not self._is_over and not self._is_let_go and self.followers:
+            await self._changes.wait_beyond(self._changes.count)
 
     def end(self) -> None:
         """No state follows."""
@@ -134,6 +147,8 @@ class Stages:
         self._holds = 0
         self._held: dict[bytes, HeldStage] = {}
         self._nursery: trio.Nursery | None = None
+        self.is_leaving = False
+        """Whether stages here are handed over, and none is taken."""
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
         parts.claims.room_for = self._room_for
@@ -148,10 +163,14 @@ class Stages:
     @property
     def free_bytes(self) -> int:
         """Memory that no stage has reserved, and no promise keeps for one."""
+        if self.is_leaving:
+            return 0
         return self._memory_bytes - self._reserved_bytes - self._parts.claims.reserved_bytes
 
     def _room_for(self, model: str) -> int:
         """What a stage of a model may take; that of the run before it will have ended by then."""
+        if self.is_leaving:
+            return 0
         own_bytes = (_reserved_bytes(held.load) for held in self._held.values() if held.load.model_digest == model)
         return self._memory_bytes - self._reserved_bytes + sum(own_bytes)
 
@@ -180,6 +199,17 @@ class Stages:
                 await self._released.wait_beyond(self._released.count)
         await self._shelf.make_room(self._memory_bytes + 1)
 
+    async def hand_over(self) -> None:
+        """Takes no stage any more; returns when those here are over, or nobody takes them over.
+
+        Their coordinators load them elsewhere first where they can. Its caller sets the deadline.
+        """
+        self.is_leaving = True
+        self._overlay.board.change_own(free_bytes=self.free_bytes)
+        async with trio.open_nursery() as nursery:
+            for held in tuple(self._held.values()):
+                nursery.start_soon(held.hand_over, _status(held.load, StageState.LEAVING))
+
     def begin(self, load: LoadStage, source: PeerId) -> HeldStage:
         """Starts to load a stage; raises why it may not be. Whoever began it follows it, or it ends."""
         self._check_order(load)
@@ -193,8 +223,10 @@ class Stages:
         return held
 
     def _check_order(self, load: LoadStage) -> None:
-        """It is for this peer, and within what our owner gives."""
+        """It is for this peer, which stays, and within what our owner gives."""
         _check_load(load, self._overlay.own_peer)
+        if self.is_leaving:
+            raise Refused(ErrorCode.SHUTTING_DOWN, "this peer is leaving; place the stage on another")
         refusal = self.wishes.refusal(load.model, load.model_digest, _layers_of(load))
         if refusal is not None:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, refusal)
@@ -464,9 +496,20 @@ class Stages:
     async def _serve_followed(self, stream: MessageStream, held: HeldStage) -> None:
         with unwrapped():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
+                nursery.start_soon(_heed_coordinator, stream, held, nursery.cancel_scope)
                 await self.follow(held, stream.send)
                 nursery.cancel_scope.cancel()
+
+
+async def _heed_coordinator(stream: MessageStream, held: HeldStage, scope: trio.CancelScope) -> None:
+    """It follows until it ends the stream, or says anything but that a stage which is about to go may."""
+    try:
+        await stream.expect(Done, IDLE_FOREVER_S)
+        held.let_go()
+    except P2PMeshError:
+        scope.cancel()
+        return
+    await _cancel_at_end(stream, scope)
 
 
 async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None:

@@ -8,6 +8,7 @@ orders, whose files are had from whoever has them. Leases and turns are ``core.g
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import trio
@@ -32,7 +33,7 @@ from p2pmesh.node.run import (
 )
 from p2pmesh.node.servable import ServableRun
 from p2pmesh.node.serving_options import ServingOptions
-from p2pmesh.node.stages import HeldStage, ReportStatus, Stages
+from p2pmesh.node.stages import HeldStage, Stages
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.models import ModelFile, ModelStore
 from p2pmesh.wire.control import Done, FollowStage, LoadStage, PublishRun, StageEntry, StageStatus
@@ -316,24 +317,29 @@ class AdoptedRun:
     async def _follow(self, index: int) -> None:
         entry = self._held.load.stages[index]
 
-        async def reported(status: StageStatus) -> None:
-            if status.state == StageState.READY:
-                self._fingerprints[index] = status.fingerprint
-            if len(self._fingerprints) == len(self._held.load.stages):
-                self._all_ready.set()
+        async def let_go() -> None:
+            self._held.let_go()
 
         try:
             if entry.peer_id == self._parts.overlay.own_peer:
-                await self._parts.stages.follow(self._held, reported)
+                await self._parts.stages.follow(self._held, partial(self._note_status, index, let_go))
             else:
-                await self._follow_remote(PeerId(entry.peer_id), entry.addresses, reported)
+                await self._follow_remote(PeerId(entry.peer_id), entry.addresses, index)
         except P2PMeshError as error:
             if error.code is ErrorCode.PEER_LOST:
                 await trio.sleep(SYMPTOM_WAIT_S)
             text = f"stage {index} on peer {entry.peer_id}: {error.message}"
             self._end(RunEnding(error.code, text, index, True), is_over=True)
 
-    async def _follow_remote(self, peer: PeerId, addresses: tuple[str, ...], reported: ReportStatus) -> None:
+    async def _note_status(self, index: int, let_go: Callable[[], Awaitable[None]], status: StageStatus) -> None:
+        if status.state == StageState.READY:
+            self._fingerprints[index] = status.fingerprint
+        if status.state == StageState.LEAVING:  # a run that was taken over is not moved
+            await let_go()
+        if len(self._fingerprints) == len(self._held.load.stages):
+            self._all_ready.set()
+
+    async def _follow_remote(self, peer: PeerId, addresses: tuple[str, ...], index: int) -> None:
         assert self._holder is not None
         claim = self._holder.claim
         stream = await self._parts.overlay.open_exchange(
@@ -341,7 +347,7 @@ class AdoptedRun:
         )
         try:
             self._note_order(peer, await stream.expect(LoadStage, ORDER_TIMEOUT_S))
-            await follow_statuses(stream, reported)
+            await follow_statuses(stream, partial(self._note_status, index, partial(stream.send, Done())))
         finally:
             await stream.reset()
 

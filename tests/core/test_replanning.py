@@ -22,9 +22,11 @@ from p2pmesh.core.replanning import (
     Drain,
     Drained,
     Effect,
+    LetGo,
     Look,
     Looked,
     Move,
+    PeerLeaves,
     Prepare,
     Prepared,
     Replanner,
@@ -293,6 +295,106 @@ def test_noise_of_a_twelfth_never_moves_a_run_to_its_equal(noise: list[tuple[int
     assert not any(isinstance(effect, Prepare) for effect in runner.told)
 
 
+# --- a peer that leaves ------------------------------------------------------------
+def unwanted(best: tuple[Placement, Assessment] | None = (BEST, one(300))) -> Looked:
+    return Looked(one(100, unwanted=1), best, None)
+
+
+def leaving(policy: ReplanPolicy = POLICY, found: Looked | None = None) -> Runner:
+    """A run that has just begun to serve, one of whose peers is about to go."""
+    runner = Runner(policy)
+    runner.feed(RunServes())
+    runner.found = found or unwanted()
+    runner.feed(PeerLeaves())
+    return runner
+
+
+@pytest.mark.parametrize("policy", [POLICY, ReplanPolicy.after(0)])
+def test_a_peer_that_leaves_moves_the_run_at_once_even_to_a_slower_place(policy: ReplanPolicy) -> None:
+    runner = leaving(policy)
+    assert runner.last(Prepare) == Prepare(BEST, 1)
+    runner.feed(Prepared(1, True))
+    assert runner.last(Drain) == Drain(BEST, 1, 0)
+    runner.feed(Drained(1))
+    assert runner.told[-1] == Move(BEST, ReplanReason.PEER_LEAVES, one(100, unwanted=1), one(300))
+    assert runner.now == 0
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_requests_that_go_on_do_not_keep_a_peer_that_leaves(is_beside: bool) -> None:
+    runner = leaving()
+    runner.feed(Prepared(1, is_beside))
+    runner.pass_time(POLICY.leave_drain_us - 1)
+    assert runner.moves() == 0
+    runner.pass_time(POLICY.leave_drain_us)
+    assert isinstance(runner.told[-1], Move)
+
+
+def test_a_driver_that_does_not_answer_keeps_no_peer_that_leaves() -> None:
+    runner = leaving()
+    runner.feed(Prepared(1, True))
+    runner.feed(AttemptFailed(1))
+    assert isinstance(runner.told[-1], Move)
+
+
+@pytest.mark.parametrize("found", [unwanted(None), unwanted((BEST, one(50, unwanted=1)))])
+def test_where_nobody_takes_over_the_peer_is_let_go_at_once(found: Looked) -> None:
+    runner = leaving(found=found)
+    assert runner.told[-1] == LetGo()
+    assert runner.machine.phase is ReplanPhase.WATCHING
+
+
+def test_a_stage_that_does_not_load_elsewhere_lets_the_peer_go() -> None:
+    runner = leaving()
+    runner.feed(AttemptFailed(1))
+    assert runner.told[-2:] == [Abandon(1), LetGo()]
+    runner = leaving()
+    runner.pass_time(POLICY.prepare_us)
+    assert runner.told[-2:] == [Abandon(1), LetGo()]
+
+
+def test_a_look_that_finds_out_nothing_lets_the_peer_go() -> None:
+    machine = Replanner()
+    machine.handle(RunServes(), Micros(0))
+    assert machine.handle(PeerLeaves(), Micros(0)) == (Look(None, is_for_leaving=True),)
+    assert machine.deadline() == POLICY.leave_look_us
+    assert machine.handle(DeadlinePassed(), Micros(POLICY.leave_look_us)) == (LetGo(),)
+
+
+def test_a_move_that_was_under_way_gives_way_to_that_of_a_peer_that_leaves() -> None:
+    runner = Runner()
+    attempt = prepared(runner)
+    runner.found = unwanted()
+    runner.feed(PeerLeaves())
+    assert runner.told[-3:] == [Abandon(attempt), Look(None, is_for_leaving=True), Prepare(BEST, attempt + 1)]
+    runner.feed(Drained(attempt))
+    assert runner.moves() == 0
+
+
+def test_a_peer_that_leaves_where_nothing_serves_is_the_runs_own_matter() -> None:
+    assert Replanner().handle(PeerLeaves(), Micros(0)) == ()
+
+
+def test_with_watching_switched_off_only_a_leave_looks() -> None:
+    runner = Runner(ReplanPolicy.after(0))
+    runner.found = faster()
+    runner.feed(RunServes())
+    assert runner.machine.deadline() is None
+    runner.found = unwanted(None)
+    runner.feed(PeerLeaves())
+    assert runner.machine.deadline() is None
+
+
+def test_a_move_off_a_peer_that_leaves_makes_others_no_rarer() -> None:
+    runner = leaving()
+    runner.feed(Prepared(1, True))
+    runner.feed(Drained(1))
+    runner.found = faster()
+    runner.feed(RunServes())
+    runner.pass_time(400 * SECOND)
+    assert sum(isinstance(effect, Prepare) for effect in runner.told) == 2
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Two placements whose true times differ or do not, measurements that waver by a twelfth, attempts that fail."""
 
@@ -345,6 +447,20 @@ class AnyOrder(RuleBasedStateMachine):
         told, phase = len(self.runner.told), self.runner.machine.phase
         self.runner.feed(kind(attempt))
         assert (len(self.runner.told), self.runner.machine.phase) == (told, phase)
+
+    @rule(found=st.sampled_from([unwanted(), unwanted(None)]), is_beside=st.booleans(), waits_s=st.integers(0, 5))
+    def a_peer_leaves(self, found: Looked, is_beside: bool, waits_s: int) -> None:
+        """Whatever was under way, it is moved off or let go, within the time that a drain may take."""
+        self.runner.told.clear()
+        self.runner.found = found
+        self.runner.feed(PeerLeaves())
+        if self.runner.machine.phase is ReplanPhase.PREPARING:
+            self.runner.feed(Prepared(self._attempt(), is_beside))
+            self.runner.pass_time(self.runner.now + waits_s * SECOND)
+            self.runner.feed(Drained(self._attempt()))
+        assert isinstance(self.runner.told[-1], Move if found.best is not None else LetGo)
+        self.runner.feed(RunEnded())
+        self.runner.feed(RunServes())
 
     @rule()
     def the_run_ends_and_another_serves(self) -> None:

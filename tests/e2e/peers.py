@@ -21,7 +21,7 @@ import httpx
 
 START_S = 60.0
 READY_S = 150.0
-STOP_S = 30.0
+STOP_S = 60.0
 CHILD_END_S = 2.0
 """How long an engine may outlive a node that was killed."""
 _POLL_S = 0.02
@@ -54,6 +54,7 @@ class NodeProcess:
     lines: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     _seen_children: set[int] = field(default_factory=set)
+    _is_told_to_stop: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _has_ended: bool = False
 
@@ -158,6 +159,7 @@ class NodeProcess:
     # --- the end
     def send_signal(self, number: signal.Signals) -> None:
         """To the node's process alone."""
+        self._is_told_to_stop = self._is_told_to_stop or number is signal.SIGTERM
         self.children()
         self.process.send_signal(number)
 
@@ -169,7 +171,7 @@ class NodeProcess:
 
     def stop(self) -> None:
         """Drains by SIGTERM and holds the node to its promises: exit 0, no traceback, no child, no run.json."""
-        if self.process.poll() is None:
+        if self.process.poll() is None and not self._is_told_to_stop:
             self.send_signal(signal.SIGTERM)
         code = self.wait_ended()
         assert code == 0, (code, self.errors[-30:])
@@ -303,10 +305,12 @@ class Peers:
         return node
 
     def stop_all(self) -> None:
-        """Drains every node that still runs, the last first."""
-        for node in reversed(self.nodes):
-            if node.process.poll() is None:
-                node.stop()
+        """Drains every node that still runs: all at once, so that none hands its stages over to another."""
+        running = [node for node in reversed(self.nodes) if node.process.poll() is None]
+        for node in running:
+            node.send_signal(signal.SIGTERM)
+        for node in running:
+            node.stop()
 
     def clean_up(self) -> None:
         """Whatever happened, nothing goes on."""

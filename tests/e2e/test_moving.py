@@ -1,5 +1,6 @@
 """A peer joins that can hold alone what two hold: the run moves there, and a stream that is under way is not cut."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,28 @@ def test_a_run_moves_to_a_larger_peer_and_no_stream_is_cut(peers: Peers, small_b
     large.wait_for("ready")
     after = coordinator.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
     assert after["choices"] == undisturbed["choices"]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_peer_that_leaves_hands_its_stage_over_and_no_byte_of_a_stream_changes(
+    peers: Peers, tiny_model: Path, stage: int
+) -> None:
+    hub = peers.found("hub", "--model", str(tiny_model), "--split", "2", "--max-memory", "0")
+    holders = {
+        node.peer_id: node for node in (peers.join(f"peer-{n}", hub.invite, "--max-memory", "1GiB") for n in "ab")
+    }
+    leaver = holders[hub.wait_for("pipeline_ready")["stages"][stage]["peer_id"]]
+    undisturbed = hub.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    spare = peers.join("spare", hub.invite, "--max-memory", "1GiB")
+    with hub.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
+        told = [next(chunks) for _ in range(5)]
+        leaver.send_signal(signal.SIGTERM)
+        told += chunks
+    assert [token for chunk in told for token in tokens_of(chunk)] == tokens_of(undisturbed)
+    assert hub.wait_for("replanned")["reason"] == "peer_leaves"
+    leaver.stop()
+    assert spare.find("stage_ready")
+    assert hub.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)["choices"] == undisturbed["choices"]
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ class Split:
         self.hub = hub
         self.coordinator = coordinator
         self.driver = peers[0]
+        self.peers = peers
 
     async def large_peer_joins(self) -> MeshNode:
         return await self.mesh.join("large", self.hub, memory_bytes=4 * WHOLE_BYTES)
@@ -101,3 +102,84 @@ async def test_nothing_moves_among_equals(autojump_clock: MockClock) -> None:
             await split.mesh.join(f"peer-{number}", split.hub, memory_bytes=SMALL_BYTES)
         await trio.sleep(300)
         assert split.coordinator.told("replanned") == []
+
+
+# --- a peer that leaves -------------------------------------------------------------
+async def leaves(node: MeshNode) -> float:
+    """Seconds until the peer has gone."""
+    began = trio.current_time()
+    await node.node.drain(8)
+    return trio.current_time() - began
+
+
+async def test_the_stage_of_a_peer_that_leaves_is_elsewhere_before_it_goes(autojump_clock: MockClock) -> None:
+    async with split_run(replan_after_s=0) as split:
+        await split.hub.wait_routable()
+        spare = await split.mesh.join("spare", split.hub, memory_bytes=SMALL_BYTES)
+        request = split.mesh.request(max_tokens=200)
+        async with split.hub.node.generate(request) as events:
+            assert await read_tokens(events, 3) == expected(request)[:3]
+            split.driver.engine.hold()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leaves, split.driver)
+                moved = await split.coordinator.wait_told("replanned")
+                split.driver.engine.go_on()
+                assert await read_tokens(events) == expected(request)[3:]
+        assert moved["reason"] == "peer_leaves"
+        ready = await split.coordinator.wait_told("pipeline_ready", 2)
+        peers = {stage["peer_id"] for stage in ready["stages"]}
+        assert spare.peer in peers
+        assert split.driver.peer not in peers
+        assert split.coordinator.told("stage_failed") == []
+
+
+async def test_a_peer_that_leaves_does_not_wait_where_nobody_takes_over(autojump_clock: MockClock) -> None:
+    async with split_run() as split:
+        await split.hub.wait_routable()
+        assert await leaves(split.driver) < 1
+        assert split.coordinator.told("replanned") == []
+
+
+async def test_all_that_leave_at_once_do_not_wait_for_each_other(autojump_clock: MockClock) -> None:
+    async with split_run() as split:
+        await split.hub.wait_routable()
+        spare = await split.mesh.join("spare", split.hub, memory_bytes=SMALL_BYTES)
+        took: list[float] = []
+
+        async def leave(node: MeshNode) -> None:
+            took.append(await leaves(node))
+
+        async with trio.open_nursery() as nursery:
+            for node in (split.hub, split.coordinator, *split.peers, spare):
+                nursery.start_soon(leave, node)
+        assert max(took) < 10
+
+
+async def test_a_coordinator_that_leaves_gives_its_stage_and_then_its_run_away(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        hub = await mesh.found("hub", memory_bytes=0)
+        first = await mesh.join("first", hub, memory_bytes=SMALL_BYTES, store=FakeModelStore(MODEL))
+        await mesh.join("second", hub, memory_bytes=SMALL_BYTES)
+        mesh.serve(first, MODEL)
+        await first.wait_told("pipeline_ready")
+        third = await mesh.join("third", hub, memory_bytes=SMALL_BYTES)
+        await hub.wait_routable()
+        assert await leaves(first) < 30
+        await mesh.kill(first)
+        ready = first.told("pipeline_ready")[-1]
+        assert third.peer in {stage["peer_id"] for stage in ready["stages"]}
+        request = mesh.request()
+        assert await hub.ask(request) == expected(request)
+
+
+async def test_a_peer_that_leaves_takes_no_stage_any_more(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        hub = await mesh.found("hub", memory_bytes=0)
+        leaver = await mesh.join("leaver", hub, memory_bytes=4 * WHOLE_BYTES)
+        await leaves(leaver)
+        coordinator = await mesh.join("coordinator", hub, memory_bytes=0, store=FakeModelStore(MODEL))
+        mesh.serve(coordinator, MODEL)
+        await coordinator.wait_told("waiting_for_peers")
+        await mesh.join("other", hub, memory_bytes=4 * WHOLE_BYTES)
+        await coordinator.wait_told("pipeline_ready")
+        assert leaver.told("stage_ready") == []
