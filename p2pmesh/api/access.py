@@ -37,8 +37,7 @@ class KeyLimited(Refused):
     """``OVERLOADED``: a key is at its limit, for so long."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(ErrorCode.OVERLOADED, message)
-        self.retry_after_s = retry_after_s
+        super().__init__(ErrorCode.OVERLOADED, message, retry_after_s)
 
 
 class KeyCheck:
@@ -55,7 +54,7 @@ class KeyCheck:
         try:
             key_id = self._keys.begin(_given_key(Headers(scope=scope)))
         except P2PMeshError as error:
-            await send_error(send, error, error.retry_after_s if isinstance(error, KeyLimited) else 1)
+            await send_error(send, error)
             return
         if key_id is None:
             await self._app(scope, receive, send)

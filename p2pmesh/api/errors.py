@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.core.retry_after import bounded_retry_after_s
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
@@ -190,9 +191,9 @@ def _param(error: P2PMeshError, prompt_param: str | None) -> str | None:
 
 
 def error_headers(error: P2PMeshError, retry_after_s: int) -> list[tuple[bytes, bytes]]:
-    """The headers an error adds to its answer."""
+    """The headers an error adds to its answer; ``retry_after_s`` where the error itself tells no time."""
     if http_error(error).status in RETRIABLE_STATUSES:
-        return [(b"retry-after", str(max(1, retry_after_s)).encode())]
+        return [(b"retry-after", str(bounded_retry_after_s(error.retry_after_s or retry_after_s)).encode())]
     if http_error(error).status == 401:
         return [(b"www-authenticate", b"Bearer")]
     return []

@@ -162,7 +162,9 @@ async def send_json(send: Send, status: int, value: Any, headers: Headers = ()) 
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_error(send: Send, error: P2PMeshError, retry_after_s: int, body: dict[str, Any] | None = None) -> None:
+async def send_error(
+    send: Send, error: P2PMeshError, retry_after_s: int = 1, body: dict[str, Any] | None = None
+) -> None:
     """An error as a whole answer; ``body`` where the endpoint has a shape of its own for it."""
     headers = error_headers(error, retry_after_s)
     await send_json(send, http_error(error).status, error_body(error) if body is None else body, headers)

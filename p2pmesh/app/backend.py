@@ -10,13 +10,13 @@ from p2pmesh.api.backend import ModelListing
 from p2pmesh.app.invites import describe_new
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.auto_model import names_with_auto
 from p2pmesh.core.invite_ledger import check_known
+from p2pmesh.core.retry_after import pending_retry_after_s
 from p2pmesh.node.node import Node
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
-
-RETRY_AFTER_S = 2
 
 
 class NodeBackend:
@@ -25,6 +25,7 @@ class NodeBackend:
     def __init__(self) -> None:
         self._node: Node | None = None
         self._started_unix_s = int(time.time())
+        self._began_s = time.monotonic()
 
     def attach(self, node: Node) -> None:
         """The node is built."""
@@ -139,5 +140,7 @@ class NodeBackend:
         return int(time.time())
 
     def status_retry_after_s(self) -> int:
-        """A loading model is worth asking for again soon."""
-        return RETRY_AFTER_S
+        """Of what nobody could tell more of: by the queues here, or by how long no model is ready already."""
+        if self._node is None:
+            return pending_retry_after_s(round((time.monotonic() - self._began_s) * MICROS_PER_SECOND))
+        return self._node.retry_after_s()

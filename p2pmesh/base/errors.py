@@ -118,12 +118,16 @@ GARBAGE_CODES = frozenset(
 
 
 class P2PMeshError(Exception):
-    """Base of all: a code and one line that says what is wrong and what to do."""
+    """Base of all: a code and one line that says what is wrong and what to do.
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    ``retry_after_s``: when trying again may be of use, where whoever refuses can tell; 0: it cannot.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, retry_after_s: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return self.message
@@ -143,8 +147,8 @@ class RemoteProtocolError(P2PMeshError):
     ``culprit`` is the id of the peer whose bytes they are, set only where that is beyond doubt.
     """
 
-    def __init__(self, code: ErrorCode, message: str, culprit: str | None = None) -> None:
-        super().__init__(code, message)
+    def __init__(self, code: ErrorCode, message: str, culprit: str | None = None, retry_after_s: int = 0) -> None:
+        super().__init__(code, message, retry_after_s)
         self.culprit = culprit
 
 

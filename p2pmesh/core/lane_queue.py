@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.retry_after import queue_retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,9 @@ class _Place:
     due: Micros
 
 
+_WEIGHT = 8
+"""Each request that ends counts one part in eight of what requests are said to take."""
+
 _Line = dict[int, None]
 """Tickets of one client, oldest first."""
 
@@ -91,7 +95,10 @@ class LaneQueue:
 
     def __init__(self, policy: LaneQueuePolicy) -> None:
         self._policy = policy
-        self._running: set[int] = set()
+        self._running: dict[int, Micros] = {}
+        """Since when each has its lane, the longest first."""
+        self._held_us = 0
+        """How long requests had their lanes, smoothed; 0 before one has ended."""
         self._waiting: dict[int, _Place] = {}
         self._rings: dict[str, dict[bytes, _Line]] = {}
         """Peers, and clients of each, in the order of their turns."""
@@ -106,6 +113,12 @@ class LaneQueue:
         """Lanes that are taken."""
         return len(self._running)
 
+    def retry_after_s(self, now: Micros) -> int:
+        """When a request that finds no place now is worth sending again; those that wait have their turns before it."""
+        oldest = next(iter(self._running.values()), now)
+        held_us = self._held_us or now - oldest
+        return queue_retry_after_s(len(self._waiting) + 1, self._policy.lanes, held_us)
+
     def deadline(self) -> Micros | None:
         """When the request that has waited longest is refused."""
         return next((place.due for place in self._waiting.values()), None)
@@ -116,9 +129,9 @@ class LaneQueue:
             case Arrived(ticket, claimant):
                 return self._admit(ticket, claimant, now)
             case Left(ticket):
-                self._running.discard(ticket)
+                self._note_held(self._running.pop(ticket, None), now)
                 self._remove(ticket)
-                return tuple(self._grants())
+                return tuple(self._grants(now))
             case DeadlinePassed():
                 late = [ticket for ticket, place in self._waiting.items() if place.due <= now]
                 for ticket in late:
@@ -135,12 +148,17 @@ class LaneQueue:
             shed = (Refuse(victim, Shed.FULL),)
         self._waiting[ticket] = _Place(claimant, Micros(now + self._policy.wait_us))
         self._rings.setdefault(claimant.peer, {}).setdefault(claimant.client, {})[ticket] = None
-        return (*shed, *self._grants())
+        return (*shed, *self._grants(now))
 
-    def _grants(self) -> Iterator[Grant]:
+    def _note_held(self, since: Micros | None, now: Micros) -> None:
+        if since is not None:
+            held_us = max(1, now - since)
+            self._held_us += (held_us - self._held_us) // _WEIGHT if self._held_us else held_us
+
+    def _grants(self, now: Micros) -> Iterator[Grant]:
         while self._waiting and len(self._running) < self._policy.lanes:
             ticket = self._take_turn()
-            self._running.add(ticket)
+            self._running[ticket] = now
             yield Grant(ticket)
 
     def _take_turn(self) -> int:

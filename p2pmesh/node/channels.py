@@ -12,7 +12,7 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
+from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_RETRY_AFTER_S
 from p2pmesh.ports.network import ByteStream
 from p2pmesh.wire.control import Refusal, decode_control, decode_varint, encode_control
 from p2pmesh.wire.stage import (
@@ -181,12 +181,13 @@ def error_of(refusal: Refusal) -> RemoteProtocolError:
         code = ErrorCode(refusal.code)
     except ValueError:
         code = ErrorCode.INTERNAL
-    return RemoteProtocolError(code, refusal.message)
+    return RemoteProtocolError(code, refusal.message, retry_after_s=refusal.retry_after_s)
 
 
-def refusal_of(code: ErrorCode, text: str) -> Refusal:
+def refusal_of(code: ErrorCode, text: str, retry_after_s: int = 0) -> Refusal:
     """The refusal that says ``text``, without local paths and cut to what a message may hold."""
-    return Refusal(code.value, without_paths(text).encode()[:1000].decode("utf-8", "ignore"))
+    shown = without_paths(text).encode()[:1000].decode("utf-8", "ignore")
+    return Refusal(code.value, shown, min(retry_after_s, MAX_RETRY_AFTER_S))
 
 
 def without_paths(text: str) -> str:

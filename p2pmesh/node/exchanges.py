@@ -190,7 +190,7 @@ def _event_of(message: object) -> GenerationEvent:
             return GenerationFinished(_reason_of(reason), text, completion_tokens)
         case Refusal():
             error = error_of(message)
-            raise RemoteProtocolError(code_for_client(error.code), error.message)
+            raise RemoteProtocolError(code_for_client(error.code), error.message, retry_after_s=error.retry_after_s)
         case _:
             text = f"{type(message).__name__} in a generation"
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)

@@ -175,7 +175,7 @@ class _Attempts:
             for effect in self._machine.handle(event, self._ingress.clock.now()):
                 if isinstance(effect, recovery.Attempt):
                     return effect
-                raise error if effect.text == error.message else Refused(effect.code, effect.text)
+                raise error if effect.text == error.message else Refused(effect.code, effect.text, error.retry_after_s)
             deadline = self._machine.deadline()
             assert deadline is not None
             event = recovery.DeadlinePassed()

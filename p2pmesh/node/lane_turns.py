@@ -47,6 +47,11 @@ class LaneTurns:
         """Requests that wait for one."""
         return self._queue.waiting_count
 
+    @property
+    def retry_after_s(self) -> int:
+        """When a request that gets no lane now is worth sending again."""
+        return self._queue.retry_after_s(self._clock.now())
+
     async def take(self, claimant: Claimant) -> int:
         """Waits for a lane, which is the caller's until it gives the ticket back; ``Refused(OVERLOADED)`` if none
         comes free in time, or too many wait."""
@@ -91,4 +96,4 @@ class LaneTurns:
             text = f"{self._queue.waiting_count} requests wait for this model; try again later"
         else:
             text = f"no lane came free in {self._policy.wait_us // MICROS_PER_SECOND} s; try again later"
-        return Refused(ErrorCode.OVERLOADED, text)
+        return Refused(ErrorCode.OVERLOADED, text, self.retry_after_s)

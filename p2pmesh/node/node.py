@@ -16,6 +16,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustStore
+from p2pmesh.core.retry_after import LEAST_S
 from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
 from p2pmesh.node.claims import Claims
@@ -298,6 +299,12 @@ class Node:
     def routable_models(self) -> dict[str, ServedModel]:
         """Models that can be routed from here."""
         return self.router.models()
+
+    def retry_after_s(self) -> int:
+        """When a request that is refused for now is worth sending again, by what was measured here."""
+        if not self.routable_models():
+            return self.router.retry_after_s()
+        return max((driver.lanes.retry_after_s for driver in self.drivers.all()), default=LEAST_S)
 
     def generate(
         self, request: GenerationRequest, asker: Asker = NOBODY

@@ -603,7 +603,7 @@ async def _refuse(stream: MessageStream, error: P2PMeshError) -> None:
     """Says why, then ends the stream; a peer that is gone or does not listen is not waited for."""
     with trio.move_on_after(2):
         try:
-            await stream.send(refusal_of(error.code, error.message))
+            await stream.send(refusal_of(error.code, error.message, error.retry_after_s))
             await stream.finish()
         except P2PMeshError:
             await stream.reset()

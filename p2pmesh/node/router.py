@@ -9,8 +9,10 @@ import trio
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_KNOWN_MODELS
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import AffinityKeys, Asker
 from p2pmesh.core.auto_model import AUTO
+from p2pmesh.core.retry_after import pending_retry_after_s
 from p2pmesh.core.routing import RouteReason, served_models
 from p2pmesh.node.driver import Driver, Drivers
 from p2pmesh.node.driver_choices import Candidate, DriverChoices, Note
@@ -79,16 +81,21 @@ class Router:
         self._vigils = vigils
         self._search = search
         self._expected: dict[str, str] = {}
+        self._expected_since: dict[str, float] = {}
         self._missed: dict[str, float] = {}
         """Models that could be routed until then."""
+        self._nothing_since = trio.current_time()
+        """Since when no model can be routed, if none can."""
 
     def expect(self, model: str, reason: str = "it is being loaded") -> None:
         """A model that is to come: until it can be routed, requests for it are told to try again, and why."""
         self._expected[model] = reason
+        self._expected_since.setdefault(model, trio.current_time())
 
     def forget(self, model: str) -> None:
         """A model that will not come under this name."""
         self._expected.pop(model, None)
+        self._expected_since.pop(model, None)
 
     def expected_reason(self, model: str) -> str | None:
         """Why a model that is to come cannot be routed yet; ``None`` for models that nobody here expects."""
@@ -96,9 +103,16 @@ class Router:
 
     def note_routable(self, before: frozenset[str], now: frozenset[str]) -> None:
         """Which models could be routed, and which can."""
+        if not now and before:
+            self._nothing_since = trio.current_time()
         self._missed = {name: at for name, at in self._missed.items() if not self._is_over(at) and name not in now}
         for name in sorted(before - now)[: MAX_KNOWN_MODELS - len(self._missed)]:
             self._missed[name] = trio.current_time()
+
+    def retry_after_s(self, model: str | None = None) -> int:
+        """When a request that finds its model, or any, not ready is worth sending again: by how long it is so."""
+        since_s = self._missed.get(model or "", self._expected_since.get(model or "", self._nothing_since))
+        return pending_retry_after_s(round((trio.current_time() - since_s) * MICROS_PER_SECOND))
 
     def is_awaited(self, model: str) -> bool:
         """Whether somebody served it until lately; what was never served here may take long to come, and is refused."""
@@ -233,14 +247,18 @@ class Router:
     def _missing(self, model: str) -> Refused:
         reason = self._expected.get(model)
         if reason is not None:
-            return Refused(ErrorCode.MODEL_NOT_READY, f"{model} is not ready: {reason}")
+            return self._not_ready(f"{model} is not ready: {reason}", model)
         known = list(self.models())
         if not known:
-            return Refused(ErrorCode.MODEL_NOT_READY, "no model is ready yet; try again in a moment")
+            return self._not_ready("no model is ready yet; try again in a moment")
         if self.is_awaited(model) or any(model in peer.wanted for peer in self._trusted()):
-            text = f"{model} is not ready: its peers are being placed anew; try again in a moment"
-            return Refused(ErrorCode.MODEL_NOT_READY, text)
+            return self._not_ready(
+                f"{model} is not ready: its peers are being placed anew; try again in a moment", model
+            )
         return Refused(ErrorCode.MODEL_UNKNOWN, f"no peer serves {model!r}; served are: {_listed(known)}")
+
+    def _not_ready(self, text: str, model: str | None = None) -> Refused:
+        return Refused(ErrorCode.MODEL_NOT_READY, text, self.retry_after_s(model))
 
 
 def _listed(names: list[str]) -> str:

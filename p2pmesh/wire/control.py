@@ -41,6 +41,7 @@ from p2pmesh.base.limits import (
     MAX_PROMPT_TOKENS,
     MAX_REASON_BYTES,
     MAX_REASONING_EFFORT_BYTES,
+    MAX_RETRY_AFTER_S,
     MAX_REVOCATION_BYTES,
     MAX_ROUTE_ENTRIES,
     MAX_SEQUENCE,
@@ -151,10 +152,14 @@ class RouteTable:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Any request's refusal: an ``ErrorCode`` (a code the reader does not know reads as internal) and a line."""
+    """Any request's refusal: an ``ErrorCode`` (a code the reader does not know reads as internal) and a line.
+
+    ``retry_after_s``: when asking again may be of use; 0: nothing is said of that.
+    """
 
     code: str = declared(Text(64))
     message: str = declared(Line(MAX_REASON_BYTES))
+    retry_after_s: int = declared(Integer(0, MAX_RETRY_AFTER_S), default=0)
 
 
 # --- stages ------------------------------------------------------------------

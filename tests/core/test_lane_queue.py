@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from p2pmesh.base.quantities import Micros
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.lane_queue import (
     Arrived,
     Claimant,
@@ -37,9 +37,9 @@ class Served:
             self._last += 1
             self.note(self.queue.handle(Arrived(self._last, claimant), Micros(at)))
 
-    def leave(self, *tickets: int) -> None:
+    def leave(self, *tickets: int, at: int = 0) -> None:
         for ticket in tickets:
-            self.note(self.queue.handle(Left(ticket), Micros(0)))
+            self.note(self.queue.handle(Left(ticket), Micros(at)))
 
     def note(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
@@ -53,6 +53,20 @@ class Served:
         for ticket in self.granted:
             self.leave(ticket)
         return self.granted
+
+
+def test_a_request_is_worth_sending_again_when_those_before_it_are_through() -> None:
+    served = Served(LaneQueuePolicy(lanes=2, max_waiting=6))
+    second = MICROS_PER_SECOND
+    assert served.queue.retry_after_s(Micros(0)) == 1
+    served.arrive(*[OWN_A] * 6)
+    assert served.queue.retry_after_s(Micros(4 * second)) == 10  # 5 after 2 lanes that are held for 4 s so far
+    served.leave(1, at=6 * second)
+    assert served.queue.retry_after_s(Micros(7 * second)) == 12  # 4 of 6 s each
+    served.leave(2, at=14 * second)
+    assert served.queue.retry_after_s(Micros(15 * second)) == 11  # 3 of 7 s, of which 14 s are one part in eight
+    served.leave(3, 4, at=800 * second)
+    assert served.queue.retry_after_s(Micros(800 * second)) == 60
 
 
 def test_lanes_go_at_once_while_there_are_any() -> None:

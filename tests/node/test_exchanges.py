@@ -5,6 +5,8 @@ from typing import Any, cast
 import pytest
 
 from p2pmesh.base.errors import ErrorCode, Refused, RemoteProtocolError
+from p2pmesh.base.limits import MAX_RETRY_AFTER_S
+from p2pmesh.node.channels import error_of, refusal_of
 from p2pmesh.node.exchanges import DriverExchanges, _event_of
 from p2pmesh.wire.control import Generate, Refusal, SamplingEntry, Started
 
@@ -23,6 +25,14 @@ def test_a_driver_refuses_a_generation_only_by_a_generations_codes(said: str, he
     with pytest.raises(RemoteProtocolError, match="why") as caught:
         _event_of(Refusal(said, "why"))
     assert caught.value.code is heard
+
+
+def test_a_driver_that_refuses_for_a_while_says_for_how_long() -> None:
+    told = error_of(refusal_of(ErrorCode.OVERLOADED, "full", 41))
+    assert (told.code, told.retry_after_s) == (ErrorCode.OVERLOADED, 41)
+    with pytest.raises(RemoteProtocolError) as caught:
+        _event_of(refusal_of(ErrorCode.OVERLOADED, "full", 10**9))
+    assert caught.value.retry_after_s == MAX_RETRY_AFTER_S
 
 
 @pytest.mark.parametrize("cached", [3, 4, 1000])

@@ -42,6 +42,7 @@ async def test_a_wait_has_an_end(autojump_clock: MockClock) -> None:
     with pytest.raises(Refused, match="no lane came free in 10 s") as raised:
         await lanes.take(A)
     assert raised.value.code is ErrorCode.OVERLOADED
+    assert raised.value.retry_after_s == 10  # the lane is held for so long, and nobody else waits
     assert trio.current_time() - begin == pytest.approx(10, abs=0.1)
     assert (lanes.taken, lanes.waiting) == (1, 0)
 

@@ -441,6 +441,7 @@ def control_messages() -> list[tuple[str, Any]]:
         ("route_table", control.RouteTable(1, FOUNDER.mesh_id, (control.RouteEntry("smollm2-135m", 4096),))),
         ("route_table of a public pool", control.RouteTable(1, FOUNDER.mesh_id, (), 7)),
         ("refusal", control.Refusal("invite_expired", "the invite expired 5 minutes ago; ask for a new one")),
+        ("refusal for a while", control.Refusal("overloaded", "256 requests wait for this model; try again later", 41)),
         ("load_stage", control.LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, stages, "cd" * 32,
                                          72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32)),
         ("load_stage of files that are not given out",
@@ -584,6 +585,9 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("refusal", {
         "refusal with a code of 65 bytes": {"code": "c" * 65},
         "refusal with a message of 1025 bytes": {"message": "m" * 1025},
+        "refusal for less than no time": {"retry_after_s": -1},
+        "refusal for more than an hour": {"retry_after_s": 3601},
+        "refusal for a time as text": {"retry_after_s": "41"},
     }),
     ("claim_run", {
         "claim_run of term 0": {"term": 0},
@@ -954,7 +958,7 @@ def control_document() -> Case:
             "name": "control characters of a refusal become spaces",
             "kind": "refusal",
             "bytes": framed(pack({"kind": "refusal", "code": "internal", "message": "a\x1b[2J\nb"})).hex(),
-            "value": {"code": "internal", "message": "a [2J b"},
+            "value": {"code": "internal", "message": "a [2J b", "retry_after_s": 0},
         },
     ]
     keys = key_table(FOUNDER, JOINER)

@@ -134,6 +134,12 @@ async def test_an_error_before_the_first_byte_is_a_status(
     assert client.headers.get("retry-after") == ("7" if status in {429, 503} else None)
 
 
+async def test_whoever_refuses_says_when_to_come_again() -> None:
+    for told_s, header in ((41, "41"), (3600, "60")):
+        client = await ask(FakeBackend(entry_error=Refused(ErrorCode.OVERLOADED, "full", told_s)))
+        assert client.headers["retry-after"] == header
+
+
 async def test_an_error_while_iterating_before_the_start_is_a_status() -> None:
     backend = FakeBackend(script=(PeerUnavailable(ErrorCode.PEER_LOST, "stage 1 is gone"),))
     client = await ask(backend, stream=True)
