@@ -17,7 +17,7 @@ import trio
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_nodes import open_nodes
-from p2pmesh.app.chaos_faults import Case, Fault, FaultKind, choose_cases, inflict, plan_cases, plan_faults
+from p2pmesh.app.chaos_faults import ENDS_NODE, Case, Fault, FaultKind, choose_cases, inflict, plan_cases, plan_faults
 from p2pmesh.app.chaos_memory import MemoryWatch
 from p2pmesh.app.chaos_overlay import ChaosOverlay
 from p2pmesh.app.chaos_report import Struck, Tally, describe_chaos, describe_memory
@@ -183,7 +183,7 @@ class _Load:
         self._show(f"{fault.at_s:.1f} s: {what} {victim.name}, stage {fault.stage}")
         self._tally.struck.append(Struck(fault, victim.name, time.monotonic()))
         await inflict(fault, victim, self._overlay.links)
-        if fault.kind is FaultKind.KILL_NODE:
+        if fault.kind in ENDS_NODE:
             await self._overlay.start_peer(victim.name)
 
     # --- each stage at each position ---------------------------------------------------

@@ -18,6 +18,8 @@ import trio
 from p2pmesh.app.chaos_lies import TRUTH, Lie
 from p2pmesh.app.chaos_links import Link, Links
 
+LEAVES_S = 90.0
+"""Longer than a node may take."""
 FROZEN_S = 8.0
 SILENT_S = 8.0
 LYING_S = 8.0
@@ -31,6 +33,8 @@ class FaultKind(StrEnum):
     """What is done to the holder of a stage."""
 
     KILL_NODE = "kill-node"
+    LEAVE = "leave"
+    """It is told to stop, as by whoever owns it, and hands over what it can."""
     KILL_ENGINE = "kill-engine"
     FREEZE = "freeze"
     FREEZE_ENGINE = "freeze-engine"
@@ -47,6 +51,8 @@ class FaultKind(StrEnum):
 
 
 ON_LINKS = frozenset({FaultKind.PARTITION, FaultKind.SILENT_LINK, FaultKind.CUT_LINK, FaultKind.CORRUPT})
+ENDS_NODE = frozenset({FaultKind.KILL_NODE, FaultKind.LEAVE})
+"""Afterwards the node must be started again."""
 NO_LOSS = frozenset({FaultKind.SLOW})
 """A run must not be replaced for these."""
 
@@ -141,6 +147,14 @@ async def _kill_node(_: Fault, victim: Victim, links: Links) -> None:
     await victim.process.wait()
 
 
+async def _leave(_: Fault, victim: Victim, links: Links) -> None:
+    victim.process.terminate()
+    with trio.move_on_after(LEAVES_S) as waiting:
+        await victim.process.wait()
+    if waiting.cancelled_caught:
+        await _kill_node(_, victim, links)
+
+
 async def _kill_engine(_: Fault, victim: Victim, links: Links) -> None:
     for engine in engines_of(victim.process.pid):
         _signal(engine, signal.SIGKILL)
@@ -209,6 +223,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 _DONE_BY: dict[FaultKind, Callable[[Fault, Victim, Links], Awaitable[None]]] = {
     FaultKind.KILL_NODE: _kill_node,
+    FaultKind.LEAVE: _leave,
     FaultKind.KILL_ENGINE: _kill_engine,
     FaultKind.FREEZE: _freeze,
     FaultKind.FREEZE_ENGINE: _freeze_engine,

@@ -306,8 +306,8 @@ class BenchPlannerOptions:
 
 
 CHAOS_FAULTS = (
-    "kill-node", "kill-engine", "freeze", "freeze-engine", "slow", "partition", "silent-link", "cut-link", "corrupt",
-    "lie",
+    "kill-node", "leave", "kill-engine", "freeze", "freeze-engine", "slow", "partition", "silent-link", "cut-link",
+    "corrupt", "lie",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import trio
 
 from p2pmesh.app.chaos import check_fits, run_chaos
 from p2pmesh.app.chaos_faults import (
+    LEAVES_S,
     Fault,
     FaultKind,
     Victim,
@@ -145,6 +146,20 @@ async def test_a_node_is_killed_and_frozen_and_let_go(autojump_clock: trio.testi
     finally:
         if process.poll() is None:
             process.kill()
+
+
+async def test_a_node_that_is_told_to_leave_has_time_to_and_no_longer(autojump_clock: trio.testing.MockClock) -> None:
+    deaf = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-c", deaf], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    await process.stdout.receive_some(1)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        await inflict(Fault(0.0, FaultKind.LEAVE, 0), Victim("a", process, "", ()), Links(nursery, dict))
+    assert process.returncode == -9
+    assert trio.current_time() - began >= LEAVES_S
 
 
 def test_its_options_are_checked() -> None:
