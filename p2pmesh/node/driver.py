@@ -385,8 +385,9 @@ class Driver:
         if len(prompt) >= self.load.context_tokens:
             raise Refused(
                 ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"the prompt has {len(prompt)} tokens, the context of this model holds {self.load.context_tokens} "
-                "with at least one for the answer; shorten it",
+                # Clients know this error by the words "this model's maximum context length is", whatever its code.
+                f"this model's maximum context length is {self.load.context_tokens} tokens, at least one of them for "
+                f"the answer; the prompt has {len(prompt)}: shorten it",
             )
         if len(prompt) + len(history) > self.load.context_tokens:
             text = f"{len(prompt)} tokens and {len(history)} of the answer do not fit {self.load.context_tokens}"

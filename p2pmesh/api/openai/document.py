@@ -18,6 +18,8 @@ from p2pmesh.base.limits import MAX_NAME_BYTES, MAX_TOP_LOGPROBS
 VERSION = "3.1.0"
 
 _TEXT, _BOOLEAN, _OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
+_OBJECTS = {"type": "array", "items": _OBJECT}
+_TEXT_OR_OBJECTS = {"anyOf": [_TEXT, _OBJECTS]}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": MAX_TOKENS}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}, "minItems": 1}
 _TEXT_OR_IDS = {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]}
@@ -41,6 +43,8 @@ _SHAPES: Mapping[str, dict[str, Any]] = {
     "echo": _BOOLEAN,
     "encoding_format": {"enum": ["float", "base64"]},
     "frequency_penalty": _number(-2, 2),
+    "include": {"type": "array", "items": _TEXT},
+    "input": _TEXT_OR_OBJECTS,
     "instructions": _TEXT,
     "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
     "max_completion_tokens": _LIMIT,
@@ -50,6 +54,7 @@ _SHAPES: Mapping[str, dict[str, Any]] = {
     "min_p": _number(0, 1),
     "model": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_BYTES},
     "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
+    "parallel_tool_calls": _BOOLEAN,
     "prediction": _OBJECT,
     "presence_penalty": _number(-2, 2),
     "reasoning": _OBJECT,
@@ -63,10 +68,13 @@ _SHAPES: Mapping[str, dict[str, Any]] = {
     "stop_sequences": {"type": "array", "items": _TEXT, "maxItems": 4},
     "stream": _BOOLEAN,
     "stream_options": _OBJECT,
+    "system": _TEXT_OR_OBJECTS,
     "temperature": _number(0, 2),
     "text": _OBJECT,
     "thinking": _OBJECT,
     "tokens": _IDS,
+    "tool_choice": {"anyOf": [_TEXT, _OBJECT]},
+    "tools": _OBJECTS,
     "top_k": {"type": "integer", "minimum": 0},
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
     "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
@@ -91,6 +99,7 @@ _REQUESTS: Mapping[str, tuple[str, Iterable[str], Mapping[str, Harmless], tuple[
     "/tokenize": ("Tokens of a text", TOKENIZE, _NOTHING, ()),
     "/detokenize": ("Text of tokens", DETOKENIZE, _NOTHING, ("tokens",)),
 }  # fmt: skip
+_TYPE_NAMES = {str: "string", bool: "boolean", dict: "object", list: "array"}
 _READS = {
     "/v1/models": "Models that can be routed from here",
     "/v1/models/{id}": "One of them; ids may hold slashes",
@@ -139,7 +148,7 @@ def _write_operation(path: str) -> dict[str, Any]:
     schema = {
         "type": "object",
         "required": list(required),
-        "properties": {name: _shape_of(path, name) for name in names},
+        "properties": {name: _shape_of(path, name, harmless) for name in names},
         "additionalProperties": False,
     }
     content: dict[str, Any] = {"application/json": {"schema": _OBJECT}}
@@ -152,8 +161,11 @@ def _write_operation(path: str) -> dict[str, Any]:
     }
 
 
-def _shape_of(path: str, name: str) -> dict[str, Any]:
-    return _OF_PATHS.get(path, {}).get(name) or _SHAPES.get(name, {})
+def _shape_of(path: str, name: str, harmless: Mapping[str, Harmless]) -> dict[str, Any]:
+    if name in harmless:
+        rule = harmless[name]
+        return {"type": [*(_TYPE_NAMES[kind] for kind in rule.types), "null"], "description": f"only {rule.allowed}"}
+    return _OF_PATHS.get(path, {}).get(name) or _SHAPES[name]
 
 
 def _error_schema() -> dict[str, Any]:

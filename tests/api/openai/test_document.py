@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jsonschema
 import pytest
 from starlette.routing import Route
 
@@ -43,6 +44,13 @@ def references(value: Any) -> list[str]:
 def test_references_lead_somewhere() -> None:
     assert set(references(DOCUMENT)) == {"#/components/schemas/Error"}
     assert "Error" in DOCUMENT["components"]["schemas"]
+
+
+@pytest.mark.parametrize("path", WRITES)
+def test_every_parameter_has_a_shape_that_is_a_schema(path: str) -> None:
+    schema = WRITES[path]["requestBody"]["content"]["application/json"]["schema"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert [name for name, shape in schema["properties"].items() if not {"type", "anyOf", "enum"} & shape.keys()] == []
 
 
 @pytest.mark.parametrize("path", WRITES)
