@@ -268,11 +268,14 @@ class BenchStreamsOptions:
     prompt_tokens: int = 64
     tokens: int = 64
     context_tokens: int = 512
+    llama_server: Path | None = None
+    rounds: int = 1
     is_json: bool = False
 
     def __post_init__(self) -> None:
         for count in self.streams:
             _check_range("--streams", count, 1, 256)
+        _check_range("--rounds", self.rounds, 1, 100)
         _check_range("--stages", self.stages, 1, MAX_STAGES)
         _check_range("--lanes", self.lanes, 1, MAX_LANES)
         _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)

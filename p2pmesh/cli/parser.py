@@ -184,6 +184,8 @@ def _add_bench(commands: Commands) -> None:
     streams.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
     streams.add_argument("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
     streams.add_argument("--ctx-size", type=int, metavar="N", default=512, help="of each lane (default: %(default)s)")
+    streams.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server, asked the same side by side")
+    streams.add_argument("--rounds", type=int, metavar="N", default=1, help="of each number (default: %(default)s)")
     streams.add_argument("--json", action="store_true", help="as JSON")
     prefix = _add_command(actions, "prefix", "Time to the first token of a new prompt, and of one that begins like it.")
     prefix.add_argument("--model", metavar="REF", help="default: the demo model")
@@ -346,7 +348,7 @@ def bench_streams_options(args: argparse.Namespace) -> BenchStreamsOptions:
     """The options of ``bench streams``."""
     return BenchStreamsOptions(
         choose_home(args.home), args.model, args.streams, args.stages, args.lanes, args.prompt_tokens, args.tokens,
-        args.ctx_size, args.json,
+        args.ctx_size, Path(args.llama_server) if args.llama_server else None, args.rounds, args.json,
     )  # fmt: skip
 
 

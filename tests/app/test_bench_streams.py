@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pmesh.app.bench_streams import StreamTimes, body_of, line_of, row_of, times_of
+from p2pmesh.app.bench_streams import OURS, THEIRS, StreamsRow, StreamTimes, body_of, compare, line_of, row_of, times_of
 from p2pmesh.app.config import BenchStreamsOptions
 from p2pmesh.base.errors import ConfigError, Refused
 from tests.fakes.models import fake_model
@@ -37,21 +37,39 @@ def test_a_stream_without_its_end_or_usage_has_not_finished(given: bytes) -> Non
 
 
 def test_a_row_tells_the_rate_and_the_slowest_over_the_fastest() -> None:
-    row = row_of(2, 2, 4.0, [StreamTimes(1.0, 4.0, 31), StreamTimes(1.0, 2.0, 31)])
+    row = row_of(OURS, 2, 2, 4.0, 1.24, [StreamTimes(1.0, 4.0, 31), StreamTimes(1.0, 2.0, 31)])
     assert (row.finished, row.tokens, row.tokens_per_s) == (2, 62, 15.5)
+    assert row.cpu_ms_per_token == pytest.approx(20)
     assert row.fairness == pytest.approx(2.0)
     assert row.decode_fairness == pytest.approx(3.0)
     assert not row.is_good
-    assert row_of(4, 2, 4.0, [StreamTimes(1.0, 4.0, 31)] * 3).finished == 3
+    assert row_of(OURS, 4, 2, 4.0, 1.0, [StreamTimes(1.0, 4.0, 31)] * 3).finished == 3
     assert "15.5" in line_of(row)
 
 
 def test_more_streams_than_lanes_need_only_finish() -> None:
     answers = [StreamTimes(1.0, 2.0, 10), StreamTimes(9.0, 10.0, 10)]
-    assert row_of(2, 1, 10.0, answers).is_good
-    assert not row_of(3, 1, 10.0, answers).is_good
+    assert row_of(OURS, 2, 1, 10.0, 1.0, answers).is_good
+    assert not row_of(OURS, 3, 1, 10.0, 1.0, answers).is_good
     with pytest.raises(Refused):
-        row_of(3, 1, 10.0, [])
+        row_of(OURS, 3, 1, 10.0, 1.0, [])
+
+
+def rated(server: str, streams: int, tokens_per_s: float) -> StreamsRow:
+    return row_of(server, streams, 2, 10 / tokens_per_s, 1.0, [StreamTimes(1.0, 2.0, 10)])
+
+
+def test_the_other_server_is_compared_round_by_round_and_not_judged_itself() -> None:
+    pairs = [(10, 20), (10, 8), (9, 10)]
+    rows = [rated(name, 2, rate) for ours, theirs in pairs for name, rate in ((OURS, ours), (THEIRS, theirs))]
+    [found] = compare(rows)
+    assert found.ratios == pytest.approx((0.5, 1.25, 0.9))
+    assert found.ratio == pytest.approx(0.9)
+    assert found.is_good
+    assert not compare(rows[:2])[0].is_good
+    assert compare([rated(OURS, 3, 10), rated(THEIRS, 3, 20)])[0].is_good, "more streams than lanes need only finish"
+    assert compare([rated(OURS, 2, 10)]) == ()
+    assert row_of(THEIRS, 3, 2, 1.0, 1.0, [StreamTimes(1.0, 2.0, 10)]).is_good
 
 
 def test_every_client_has_a_prompt_of_its_own() -> None:
