@@ -55,7 +55,7 @@ def packages() -> Iterator[str]:
 
 def documents() -> list[Path]:
     """Every Markdown file of ours."""
-    ignored = {"node_modules", ".venv", ".hypothesis"}
+    ignored = {"node_modules", ".venv", ".venv-clients", ".hypothesis"}
     return [path for path in sorted(ROOT.rglob("*.md")) if not ignored & set(path.relative_to(ROOT).parts)]
 
 
