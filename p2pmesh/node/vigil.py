@@ -30,6 +30,8 @@ MAX_LAGS = 5
 """A machine that is always late never learns who is silent, and must not wait for that."""
 ROUND_TRIPS = 4
 """Of the way to a peer, beside ``ANSWER_S``: a stream is opened and asked on, and some may be sent twice."""
+FRESH_S = 0.5
+"""A peer that did not answer is not asked again so soon: whoever follows up on a loss would wait for it once more."""
 MAX_WAY_S = 2.0
 """More is no way, but a peer whose ping waited, or that has others wait."""
 
@@ -85,6 +87,8 @@ class Vigils:
         self._entropy = entropy
         self._nursery: trio.Nursery | None = None
         self._open: dict[PeerId, _Question] = {}
+        self._silent: dict[PeerId, tuple[Micros, _Question]] = {}
+        """Those that were not answered, and until when that counts."""
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """Keeps watches until cancelled."""
@@ -146,11 +150,16 @@ class Vigils:
         return questions
 
     def _question(self, peer: PeerId, addresses: tuple[str, ...]) -> _Question | None:
-        question = self._open.get(peer)
+        question = self._open.get(peer) or self._fresh_silence(peer)
         if question is None and self._nursery is not None:
             question = self._open[peer] = _Question(peer, self._clock.now())
             self._nursery.start_soon(self._put, question, addresses)
         return question
+
+    def _fresh_silence(self, peer: PeerId) -> _Question | None:
+        now = self._clock.now()
+        self._silent = {asked: told for asked, told in self._silent.items() if told[0] > now}
+        return self._silent[peer][1] if peer in self._silent else None
 
     async def _put(self, question: _Question, addresses: tuple[str, ...]) -> None:
         answer_s = ANSWER_S + min(ROUND_TRIPS * (self._round_trip_s(question.peer) or 0.0), MAX_WAY_S)
@@ -165,6 +174,8 @@ class Vigils:
             question.is_answered = True  # for all that this machine can tell
         finally:
             del self._open[question.peer]
+            if not question.is_answered:
+                self._silent[question.peer] = (Micros(self._clock.now() + int(FRESH_S * MICROS_PER_SECOND)), question)
             question.is_over.set()
 
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...], answer_s: float) -> None:
