@@ -284,6 +284,25 @@ class BenchStreamsOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchApiOptions:
+    """What ``p2pmesh bench api`` was asked to do."""
+
+    home: Path
+    model: str | None = None
+    stages: int = 1
+    prompt_tokens: int = 64
+    tokens: int = 256
+    rounds: int = 5
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("--stages", self.stages, 1, MAX_STAGES)
+        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
+        _check_range("--tokens", self.tokens, 2, MAX_CONTEXT_TOKENS)
+        _check_range("--rounds", self.rounds, 1, 1000)
+
+
+@dataclass(frozen=True, slots=True)
 class BenchOverlayOptions:
     """What ``p2pmesh bench overlay`` was asked to do."""
 

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,7 @@ from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
 
 Emit = Callable[[Event], None]
 AlterNetwork = Callable[[Libp2pNetwork], Any]
+Beside = Callable[[Node], Awaitable[None]]
 
 MAX_ENGINE_BYTES = 64
 DRAIN_S = 8.0
@@ -86,10 +87,11 @@ HUB_RETRY_FIRST_S = 30.0
 HUB_RETRY_LONGEST_S = 600.0
 
 
-def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None) -> int:
+def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None, beside: Beside | None = None) -> int:
     """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on.
 
-    ``alter`` stands between the node and its network, in tests of what others bear.
+    ``alter`` stands between the node and its network, in tests of what others bear; ``beside`` runs with it, in
+    benchmarks of what it costs.
     """
     if options.invite is not None:
         read_invite(options.invite)  # before a home is made for it
@@ -112,7 +114,7 @@ def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None) ->
             return trio.run(
                 _Command(
                     options,
-                    _Start(identity, ownership, standing, models, choice, alter),
+                    _Start(identity, ownership, standing, models, choice, alter, beside),
                     (api_socket, console_socket),
                     emit,
                 ).run
@@ -135,6 +137,7 @@ class _Start:
     models: ModelAccess
     devices: DeviceChoice
     alter: AlterNetwork | None
+    beside: Beside | None
 
 
 class _Command:
@@ -154,6 +157,7 @@ class _Command:
         self._models = start.models
         self._devices = start.devices
         self._alter = start.alter
+        self._beside = start.beside
         self._shelf = OwnersModels(start.models.store, options.excluded_models)
         self._api_socket, self._console_socket = sockets
         self._emit = emit
@@ -259,6 +263,8 @@ class _Command:
     async def _serve(self, node: Node) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
+            if self._beside is not None:
+                nursery.start_soon(self._beside, node)
             nursery.start_soon(self._ownership.run, node, TrioClock())
             nursery.start_soon(self._tell_folded)
             nursery.start_soon(tell_addresses, self._network.address_choice, self._emit)

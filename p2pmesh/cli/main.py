@@ -32,6 +32,7 @@ from p2pmesh.cli.output import (
 )
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
 from p2pmesh.cli.parser import (
+    bench_api_options,
     bench_decode_options,
     bench_prefix_options,
     bench_streams_options,
@@ -189,6 +190,13 @@ def _bench_tpot(args: Namespace) -> int:
     return run_tpot(options, sys.stdout)
 
 
+def _bench_api(args: Namespace) -> int:
+    options = bench_api_options(args)
+    from p2pmesh.app.bench_api import run_api
+
+    return run_api(options, sys.stdout)
+
+
 def _bench_streams(args: Namespace) -> int:
     options = bench_streams_options(args)
     from p2pmesh.app.bench_streams import run_streams
@@ -272,6 +280,7 @@ _COMMANDS: Commands = {
     "bench decode": _bench_decode,
     "bench prefix": _bench_prefix,
     "bench tpot": _bench_tpot,
+    "bench api": _bench_api,
     "bench streams": _bench_streams,
     "bench codecs": _bench_codecs,
     "bench memory": _bench_memory,

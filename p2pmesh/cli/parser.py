@@ -15,6 +15,7 @@ from p2pmesh.app.config import (
     DEFAULT_CACHE_QUOTA_BYTES,
     DEFAULT_CONSOLE_PORT,
     PASSPHRASE_VARIABLE,
+    BenchApiOptions,
     BenchDecodeOptions,
     BenchPrefixOptions,
     BenchStreamsOptions,
@@ -187,6 +188,13 @@ def _add_bench(commands: Commands) -> None:
     streams.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server, asked the same side by side")
     streams.add_argument("--rounds", type=int, metavar="N", default=1, help="of each number (default: %(default)s)")
     streams.add_argument("--json", action="store_true", help="as JSON")
+    api = _add_command(actions, "api", "CPU time of a streamed token: the bare driver, its API, and another peer's.")
+    api.add_argument("--model", metavar="REF", help="default: the demo model")
+    api.add_argument("--stages", type=int, metavar="N", default=1, help="default: %(default)s")
+    api.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    api.add_argument("--tokens", type=int, metavar="N", default=256, help="of each answer (default: %(default)s)")
+    api.add_argument("--rounds", type=int, metavar="N", default=5, help="that are counted (default: %(default)s)")
+    api.add_argument("--json", action="store_true", help="as JSON")
     prefix = _add_command(actions, "prefix", "Time to the first token of a new prompt, and of one that begins like it.")
     prefix.add_argument("--model", metavar="REF", help="default: the demo model")
     prefix.add_argument("--stages", type=int, metavar="N", default=2, help="default: %(default)s")
@@ -350,6 +358,13 @@ def bench_streams_options(args: argparse.Namespace) -> BenchStreamsOptions:
         choose_home(args.home), args.model, args.streams, args.stages, args.lanes, args.prompt_tokens, args.tokens,
         args.ctx_size, Path(args.llama_server) if args.llama_server else None, args.rounds, args.json,
     )  # fmt: skip
+
+
+def bench_api_options(args: argparse.Namespace) -> BenchApiOptions:
+    """The options of ``bench api``."""
+    return BenchApiOptions(
+        choose_home(args.home), args.model, args.stages, args.prompt_tokens, args.tokens, args.rounds, args.json
+    )
 
 
 def chaos_options(args: argparse.Namespace) -> ChaosOptions:
