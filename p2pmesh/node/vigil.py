@@ -2,7 +2,8 @@
 
 Membership (``node.liveness``) is in no hurry and asks others before it gives a peer up. A client that waits cannot be:
 whoever holds a stage of its request, or drives it, is asked as soon as nothing has come for ``SILENCE_S``, and is lost
-to that request if its node does not answer within ``ANSWER_S``. A node answers beside its engine, however long that
+to that request if its node does not answer within ``ANSWER_S``, or within half of that where it has always answered at
+once (``core.patience``). A node answers beside its engine, however long that
 takes for a step; a frozen engine is found by its own node, by missed beats.
 """
 
@@ -16,12 +17,14 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import ID_BYTES, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.patience import LEAST_US, MOST_US, Patience
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.wire.control import Probe
 
 SILENCE_S = 0.3
-ANSWER_S = 1.0
+ANSWER_S = MOST_US / MICROS_PER_SECOND
+LEAST_S = LEAST_US / MICROS_PER_SECOND
 AGAIN_S = 1.0
 """After all have answered: the step is long, and they are asked again."""
 LAG_S = 0.3
@@ -87,6 +90,7 @@ class Vigils:
         self._entropy = entropy
         self._nursery: trio.Nursery | None = None
         self._open: dict[PeerId, _Question] = {}
+        self._patience = Patience()
         self._silent: dict[PeerId, tuple[Micros, _Question]] = {}
         """Those that were not answered, and until when that counts."""
 
@@ -125,7 +129,7 @@ class Vigils:
                 # what came since a question was put came through all of them
                 silent = [q.peer for q in questions if not q.is_answered and watch.heard_at <= q.started_at]
                 if silent:
-                    text = f"peer {silent[0]} does not answer, waited {SILENCE_S + ANSWER_S:.1f} s or more"
+                    text = f"peer {silent[0]} does not answer, waited {SILENCE_S + LEAST_S:.1f} s or more"
                     watch.lost(silent[0], PeerUnavailable(ErrorCode.PEER_LOST, text))
                     return
                 await trio.sleep(watch.again_s)
@@ -162,19 +166,24 @@ class Vigils:
         return self._silent[peer][1] if peer in self._silent else None
 
     async def _put(self, question: _Question, addresses: tuple[str, ...]) -> None:
-        answer_s = ANSWER_S + min(ROUND_TRIPS * (self._round_trip_s(question.peer) or 0.0), MAX_WAY_S)
+        way_s = min(ROUND_TRIPS * (self._round_trip_s(question.peer) or 0.0), MAX_WAY_S)
+        answer_s = self._patience.of(question.peer) / MICROS_PER_SECOND + way_s
         try:
             for _ in range(MAX_LAGS):
-                due = trio.current_time() + answer_s
+                asked_at = trio.current_time()
+                due = asked_at + answer_s
                 with trio.move_on_at(due), suppress(P2PMeshError):
                     await self._ask(question.peer, addresses, answer_s)
                     question.is_answered = True
+                    took_us = int((trio.current_time() - asked_at) * MICROS_PER_SECOND)
+                    self._patience.note_answer(question.peer, took_us)
                 if question.is_answered or trio.current_time() - due < LAG_S:
                     return
             question.is_answered = True  # for all that this machine can tell
         finally:
             del self._open[question.peer]
             if not question.is_answered:
+                self._patience.note_silence(question.peer)
                 self._silent[question.peer] = (Micros(self._clock.now() + int(FRESH_S * MICROS_PER_SECOND)), question)
             question.is_over.set()
 
