@@ -26,6 +26,7 @@ _HELP: Mapping[str, tuple[str, str]] = {
     "p2pmesh_recoveries_total": ("counter", "Losses that a sequence outlived."),
     "p2pmesh_mesh_answers_total": ("counter", "Answers of the model mesh by how they came to be, failed among them."),
     "p2pmesh_mesh_models_total": ("counter", "Models asked for such answers, by what as and what came of it."),
+    "p2pmesh_guardrail_interventions_total": ("counter", "What guardrails did, or in mode metrics would have done."),
     "p2pmesh_time_to_first_token_seconds": ("histogram", "From a request to its first token."),
     "p2pmesh_time_per_output_token_seconds": ("histogram", "Mean time from token to token of a sequence."),
     "p2pmesh_models_routable": ("gauge", "Models that a request can be routed to from here."),

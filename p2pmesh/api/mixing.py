@@ -254,7 +254,7 @@ class _Mixing:
                 self._told.send_nowait(Failed(work.index, work.failure.code, work.failure.message))
 
     async def _draw_up(self, work: _Work) -> None:
-        async with self._backend.generate(work.request, self._asker) as events:
+        async with self._backend.generate(work.request, replace(self._asker, is_streaming=False)) as events:
             async for event in events:
                 work.count(event)
                 work.heard.append(event)

@@ -31,6 +31,7 @@ from p2pmesh.base.limits import (
 from p2pmesh.base.quantities import GIB, MIB
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import parse_version
+from p2pmesh.core.guardrails.policy import GuardrailPolicy
 from p2pmesh.core.mixture.roles import MixturePolicy
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import WireDtype
@@ -102,7 +103,7 @@ class UpOptions:
     names of devices to run on, empty for the best; ``gpu_layers`` of a stage go to them, None all. ``on_demand`` auto
     is on where no model is named; ``idle_unload_s`` None keeps what is loaded. ``/v1`` is bound to ``host`` and answers
     under ``allowed_hosts`` beside its own names, and to pages of ``cors_origins``. ``mixture`` is how several models
-    answer as ``mesh``.
+    answer as ``mesh``, ``guardrails`` what is mended of answers.
     """
 
     home: Path
@@ -142,6 +143,7 @@ class UpOptions:
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     mixture: MixturePolicy = MixturePolicy()
+    guardrails: GuardrailPolicy = GuardrailPolicy()
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)

@@ -184,12 +184,12 @@ class _Command:
         return 0
 
     def _start_http(self, nursery: trio.Nursery, backend: NodeBackend) -> None:
-        token = secrets.token_urlsafe(32)
+        options, token = self._options, secrets.token_urlsafe(32)
         console_url = url_of(self._console_socket)
         run_file = RunFile(os.getpid(), self._api_url, console_url, token, self._identity.peer_id)
         write_run_file(self._options.home, run_file)
         for app, sock in (
-            (openai_app(backend, self._access(token), self._options.mixture), self._api_socket),
+            (openai_app(backend, self._access(token), options.mixture, options.guardrails), self._api_socket),
             (console_app(backend, token, backend), self._console_socket),
         ):
             self._http_servers += 1

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from p2pmesh import __version__
+from p2pmesh.app.answer_options import read_guardrails, read_mixture
 from p2pmesh.app.config import (
     CHAOS_FAULTS,
     DEFAULT_API_PORT,
@@ -28,7 +29,6 @@ from p2pmesh.app.config import (
     choose_home,
 )
 from p2pmesh.app.invite_text import read_invite_text
-from p2pmesh.app.mixture_options import read_mixture
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
@@ -41,6 +41,7 @@ from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
 from p2pmesh.cli.plan_parser import add_plan
 from p2pmesh.core.artifact_policy import ArtifactTransfer
+from p2pmesh.core.guardrails.policy import GuardrailMode
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
@@ -108,6 +109,9 @@ def _add_up(commands: Commands) -> None:
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
     add_access(up)
     add("--mesh-option", metavar="NAME=VALUE", action="append", default=[], help="of the model mesh; repeatable")
+    modes = [item.value for item in GuardrailMode]
+    add("--guardrails", choices=modes, default=GuardrailMode.OFF.value, help="mend answers of small models")
+    add("--guardrail-option", metavar="NAME=VALUE", action="append", default=[], help="of that; repeatable")
     add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
     add(
         "--listen",
@@ -321,6 +325,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         allowed_hosts=tuple(args.allow_host),
         cors_origins=tuple(args.cors_origin),
         mixture=read_mixture(args.mesh_option),
+        guardrails=read_guardrails(args.guardrails, args.guardrail_option),
         replan_after_s=args.replan_after,
     )
 

@@ -36,6 +36,8 @@ class Asker:
     client: str = ""
     account: str = ""
     """Whose turn a request takes: not of the client's choice alone."""
+    is_streaming: bool = False
+    """Whether the answer is given out as it comes."""
 
 
 NOBODY = Asker()

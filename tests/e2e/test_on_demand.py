@@ -38,7 +38,8 @@ def told_models(node: NodeProcess, event: str) -> list[str]:
 
 
 def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Peers) -> None:
-    ingress = peers.found("ingress", "--max-memory", "0")
+    patient = [part for name in ("hedge", "grace") for part in ("--mesh-option", f"{name}-seconds=60")]
+    ingress = peers.found("ingress", "--max-memory", "0", "--guardrails", "enforce", *patient)
     put_models(peers, "holder")
     holder = peers.join("holder", ingress.invite, "--max-memory", "2GiB", "--idle-unload", str(IDLE_S))
     assert wait_until(lambda: ready(ingress), 30)
@@ -52,6 +53,8 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
     assert [tokens_of(answer) for answer in chosen] == 2 * [{TINY: first, OTHER: other}[chosen[0]["model"]]]
     mixed = [mix(ingress) for _ in range(2)]
     assert mixed[0] == mixed[1]
+    assert mixed[0][1:] == ("reduced", 3 * 8)  # weights of chance are sure of nothing
+    assert compact(ingress) == (200, "compacted 30 messages")
     assert len(first) == len(other) == 12
     assert first != other
     assert holder.wait_for("load_on_demand")["reason"] == "no_server"
@@ -80,6 +83,15 @@ def mix(node: NodeProcess) -> tuple[str, str, int]:
     content = answer.json()["choices"][0]["message"]["content"]
     decision = answer.headers["x-p2pmesh-mesh-decision"]
     return content, decision, answer.json()["usage"]["completion_tokens"]
+
+
+def compact(node: NodeProcess) -> tuple[int, str]:
+    """What becomes of a conversation that fills the context, of 4096 tokens."""
+    turns = [{"role": role, "content": "x" * 300} for _ in range(20) for role in ("user", "assistant")]
+    body = {"model": TINY, "messages": [*turns, {"role": "user", "content": PROMPT}], "max_tokens": 2}
+    with node.client() as client:
+        answer = client.post("/v1/chat/completions", json=body, timeout=60)
+    return answer.status_code, answer.headers.get("x-p2pmesh-guardrails", "")
 
 
 def ready(node: NodeProcess) -> bool:

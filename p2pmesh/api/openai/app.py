@@ -16,6 +16,7 @@ from p2pmesh.api.access import CrossOrigin, KeyCheck, Keys, SameHost
 from p2pmesh.api.backend import Backend, ModelListing
 from p2pmesh.api.errors import INVALID_REQUEST, RequestError
 from p2pmesh.api.exchange import Exchange
+from p2pmesh.api.guarding import GuardedBackend
 from p2pmesh.api.json_response import error_response, json_response
 from p2pmesh.api.metered import CountedResponses, MeteredBackend
 from p2pmesh.api.metrics import CONTENT_TYPE, Metrics
@@ -29,6 +30,7 @@ from p2pmesh.api.openai.messages import CountTokens, MessagesShape
 from p2pmesh.api.openai.responses import ResponsesShape
 from p2pmesh.api.openai.tokenizing import TokenizeEndpoints
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
+from p2pmesh.core.guardrails.policy import GuardrailPolicy
 from p2pmesh.core.mixture.roles import MixturePolicy, mixable
 
 _FOREIGN_HOST = "the API answers only under its own host names and to its own pages: see --allow-host and --cors-origin"
@@ -50,10 +52,16 @@ class AccessRules:
         return [names, *pages, *keys]
 
 
-def openai_app(backend: Backend, access: AccessRules | None = None, mixture: MixturePolicy | None = None) -> Starlette:
+def openai_app(
+    backend: Backend,
+    access: AccessRules | None = None,
+    mixture: MixturePolicy | None = None,
+    guardrails: GuardrailPolicy | None = None,
+) -> Starlette:
     """The application for the API port; without ``access`` whoever reaches it may ask."""
     metrics = Metrics(trio.current_time)
-    mixing = MixingBackend(MeteredBackend(backend, metrics), metrics, mixture)
+    guarded = GuardedBackend(MeteredBackend(backend, metrics), metrics, guardrails or GuardrailPolicy())
+    mixing = MixingBackend(guarded, metrics, mixture)
     answers, tokenizing = _Answers(mixing, metrics), TokenizeEndpoints(mixing)
     routes = [
         Route("/v1/models", answers.list_models, methods=["GET"]),

@@ -112,7 +112,7 @@ class GenerationEndpoint:
         call = self._shape.parse(body, request_id_of(scope), self._backend.random_seed)
         if not self._backend.is_ready() and not self._backend.is_awaited(call.request.model):
             raise Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(call.request.model))
-        return replace(call, asker=asker_of(body, scope))
+        return replace(call, asker=replace(asker_of(body, scope), is_streaming=call.is_streamed))
 
     async def _generate(self, call: Call, answer: Answer) -> None:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""

@@ -1,0 +1,1 @@
+"""Guardrails: what is mended of requests and answers when an operator asks for it, and when."""

@@ -1,0 +1,188 @@
+"""Does a JSON value satisfy a schema: for what no grammar held an answer to.
+
+Keywords that are not known here, ``pattern`` and ``format`` among them, say nothing against a value: the question is
+whether an answer is worth asking for anew, and a doubt is none. Work is counted, so that no schema holds a node up.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_CHECKS = 20_000
+"""Schemas applied to values; beyond it nothing is found wrong any more."""
+
+Schema = Any
+_JSON_TYPES: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        "object": lambda value: isinstance(value, dict),
+        "array": lambda value: isinstance(value, list),
+        "string": lambda value: isinstance(value, str),
+        "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+        "integer": lambda value: _is_integer(value),
+        "boolean": lambda value: isinstance(value, bool),
+        "null": lambda value: value is None,
+    }
+)
+
+
+def find_mismatch(value: Any, schema: Schema) -> str | None:
+    """What is wrong with a value, where (a JSON pointer) and why; None where nothing is found."""
+    return _Check(schema).find(value, schema, "", 0)
+
+
+class _Check:
+    """One value against one schema."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._left = MAX_CHECKS
+
+    def find(self, value: Any, schema: Schema, at: str, depth: int) -> str | None:
+        self._left -= 1
+        if self._left < 0 or depth > MAX_DEPTH:
+            return None
+        if isinstance(schema, bool):
+            return None if schema else _wrong(at, "is not allowed")
+        if not isinstance(schema, dict):
+            return None
+        for look in (self._own, self._object, self._array, self._combined, self._referred):
+            found = look(value, schema, at, depth + 1)
+            if found is not None:
+                return found
+        return None
+
+    def _own(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
+        types = schema.get("type")
+        names = [types] if isinstance(types, str) else types if isinstance(types, list) else []
+        tests = [_JSON_TYPES[name] for name in names if isinstance(name, str) and name in _JSON_TYPES]
+        if tests and not any(test(value) for test in tests):
+            return _wrong(at, f"must be of type {' or '.join(map(str, names))}")
+        if "const" in schema and not _equal(value, schema["const"]):
+            return _wrong(at, "is not the one value that is allowed")
+        allowed = schema.get("enum")
+        if isinstance(allowed, list) and not any(_equal(value, one) for one in allowed):
+            return _wrong(at, "is none of the values that are allowed")
+        if isinstance(value, str):
+            return _out_of_bounds(len(value), schema, "minLength", "maxLength", at, "characters")
+        return _number_problem(value, schema, at) if _JSON_TYPES["number"](value) else None
+
+    def _object(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
+        if not isinstance(value, dict):
+            return None
+        required = schema.get("required")
+        for name in required if isinstance(required, list) else ():
+            if name not in value:
+                return _wrong(at, f"lacks {name!r}")
+        found = _out_of_bounds(len(value), schema, "minProperties", "maxProperties", at, "properties")
+        known = schema.get("properties")
+        known = known if isinstance(known, dict) else {}
+        others = schema.get("additionalProperties", True)
+        if schema.get("patternProperties"):
+            others = True  # which of them it speaks of is not looked at
+        for name, member in value.items():
+            within = known.get(name, others)
+            found = found or self.find(member, within, f"{at}/{_pointer(name)}", depth)
+        return found
+
+    def _array(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
+        if not isinstance(value, list):
+            return None
+        found = _out_of_bounds(len(value), schema, "minItems", "maxItems", at, "items")
+        if schema.get("uniqueItems") is True and len(value) <= 64:
+            has_twins = any(_equal(one, other) for index, one in enumerate(value) for other in value[:index])
+            found = found or (_wrong(at, "holds an item twice") if has_twins else None)
+        first = schema.get("prefixItems")
+        first = first if isinstance(first, list) else []
+        for index, item in enumerate(value):
+            within = first[index] if index < len(first) else schema.get("items", True)
+            found = found or self.find(item, within, f"{at}/{index}", depth)
+        return found
+
+    def _combined(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
+        for part in _list(schema, "allOf"):
+            found = self.find(value, part, at, depth)
+            if found is not None:
+                return found
+        ways = _list(schema, "anyOf")
+        if ways and all(self.find(value, way, at, depth) is not None for way in ways):
+            return _wrong(at, "is of none of the forms that are allowed")
+        ones = _list(schema, "oneOf")
+        if ones and sum(self.find(value, one, at, depth) is None for one in ones) != 1:
+            return _wrong(at, "must be of exactly one of the forms that are allowed")
+        if "not" in schema and self.find(value, schema["not"], at, depth) is None and self._left >= 0:
+            return _wrong(at, "is what is not allowed")
+        return None
+
+    def _referred(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
+        pointer = schema.get("$ref")
+        if not isinstance(pointer, str) or not pointer.startswith("#"):
+            return None
+        target = self._root
+        for part in pointer[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                return None
+        return self.find(value, target, at, depth)
+
+
+def _number_problem(value: float, schema: dict[str, Any], at: str) -> str | None:
+    least, above = _bound(schema, "minimum"), _bound(schema, "exclusiveMinimum")
+    most, below = _bound(schema, "maximum"), _bound(schema, "exclusiveMaximum")
+    if (least is not None and value < least) or (above is not None and value <= above):
+        return _wrong(at, "is too small")
+    if (most is not None and value > most) or (below is not None and value >= below):
+        return _wrong(at, "is too large")
+    step = _bound(schema, "multipleOf")
+    if step and isinstance(value, int) and isinstance(step, int) and value % step:
+        return _wrong(at, f"is no multiple of {step}")
+    return None
+
+
+def _out_of_bounds(count: int, schema: dict[str, Any], least: str, most: str, at: str, what: str) -> str | None:
+    lowest, highest = _bound(schema, least), _bound(schema, most)
+    if lowest is not None and count < lowest:
+        return _wrong(at, f"has fewer than {lowest} {what}")
+    if highest is not None and count > highest:
+        return _wrong(at, f"has more than {highest} {what}")
+    return None
+
+
+def _bound(schema: dict[str, Any], name: str) -> Any:
+    bound = schema.get(name)
+    return bound if _JSON_TYPES["number"](bound) else None
+
+
+def _list(schema: dict[str, Any], name: str) -> list[Any]:
+    found = schema.get(name)
+    return found if isinstance(found, list) else []
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value) and value.is_integer()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """As JSON has it: true is no 1, 1.0 is."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    return bool(one == other)
+
+
+def _pointer(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")[:64]
+
+
+def _wrong(at: str, problem: str) -> str:
+    return f"{at or 'it'} {problem}"
