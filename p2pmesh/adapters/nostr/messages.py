@@ -134,8 +134,15 @@ def _decoded(plain: list[Any]) -> RelayMessage | None:
         case ["AUTH", str(challenge), *_] if len(challenge) <= _MAX_CHALLENGE_BYTES:
             return AuthMessage(challenge)
         case ["NOTICE", *rest]:
-            return NoticeMessage(_line(rest))
+            return _notice(_line(rest))
     return None
+
+
+def _notice(text: str) -> RelayMessage:
+    """Relays from before CLOSED refuse a request by a notice that begins as their OK would; there is one at a time."""
+    outcome = outcome_of(False, text)
+    is_refusal = outcome is not PublishOutcome.FAILED or text.lower().startswith("error")
+    return ClosedMessage("", outcome, text) if is_refusal else NoticeMessage(text)
 
 
 def _created_of(event: Any) -> int | None:

@@ -74,7 +74,7 @@ class RelaySession:
         """Says an event and waits for its OK; says who we are where the relay asks for that, once."""
         await self._send(encode_event(event_text))
         ok = await self._ok_of(event_id)
-        if ok.outcome is not PublishOutcome.AUTH_REQUIRED or not await self._authenticate():
+        if not self._may_be_mended(ok.outcome) or not await self._authenticate():
             return ok
         await self._send(encode_event(event_text))
         return await self._ok_of(event_id)
@@ -92,28 +92,33 @@ class RelaySession:
                 case EndMessage():
                     await self._send(encode_close(_SUBSCRIPTION))
                     return RequestEnd(True)
-                case ClosedMessage(outcome=PublishOutcome.AUTH_REQUIRED) if await self._authenticate():
+                case ClosedMessage() if self._may_be_mended(message.outcome) and await self._authenticate():
                     await self._send(encode_request(_SUBSCRIPTION, query))
-                case ClosedMessage(detail=detail):
-                    return RequestEnd(False, detail or "it closed the request")
-                case NoticeMessage(text=text) if text.lower().startswith("error"):
-                    return RequestEnd(False, text)
+                case ClosedMessage():
+                    return RequestEnd(False, message.detail or "it closed the request")
                 case _:
                     continue
         return RequestEnd(False, "it says more than anyone has to say")
+
+    def _may_be_mended(self, outcome: PublishOutcome) -> bool:
+        """Whether it may help to say who we are: some say "restricted" before, where NIP-42 means after."""
+        is_asking = outcome is PublishOutcome.BLOCKED and self._challenge is not None
+        return outcome is PublishOutcome.AUTH_REQUIRED or is_asking
 
     async def _ok_of(self, event_id: str) -> OkMessage:
         notice = ""
         for _ in range(_MAX_UNEXPECTED_MESSAGES):
             message = await self._receive()
-            if isinstance(message, OkMessage) and message.event_id == event_id:
-                return message
+            if isinstance(message, OkMessage) and message.event_id in (event_id, ""):
+                return message  # some relays name no event where they refuse it; we say one at a time
+            if isinstance(message, ClosedMessage) and not message.subscription:
+                return OkMessage(event_id, message.outcome, message.detail)  # a notice that begins as an OK would
             if isinstance(message, NoticeMessage):
                 notice = message.text
         return OkMessage(event_id, PublishOutcome.FAILED, notice or "it says other things than OK")
 
     async def _authenticate(self) -> bool:
-        """Whether the relay knows now who we are. It may send its challenge only with, or after, its refusal."""
+        """Whether the relay was told who we are. It may send its challenge only with, or after, its refusal."""
         if self._has_answered:
             return False
         for _ in range(_MAX_UNEXPECTED_MESSAGES):
@@ -123,9 +128,9 @@ class RelaySession:
         else:
             return False
         self._has_answered = True
-        event_id, text = self._answer(self._challenge)
-        await self._send(encode_auth(text))
-        return (await self._ok_of(event_id)).outcome is PublishOutcome.ACCEPTED
+        _, text = self._answer(self._challenge)
+        await self._send(encode_auth(text))  # its OK is not waited for: not every relay says one
+        return True
 
     async def _receive(self) -> RelayMessage | None:
         try:

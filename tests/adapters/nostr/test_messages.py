@@ -38,6 +38,8 @@ O = PublishOutcome  # noqa: E741
         ('["CLOSED","s","auth-required: who?"]', ClosedMessage("s", O.AUTH_REQUIRED, "auth-required: who?")),
         ('["AUTH","challenge"]', AuthMessage("challenge")),
         ('["NOTICE","a\\nb"]', NoticeMessage("a b")),
+        ('["NOTICE","restricted: no"]', ClosedMessage("", O.BLOCKED, "restricted: no")),
+        ('["NOTICE","ERROR: bad req"]', ClosedMessage("", O.FAILED, "ERROR: bad req")),
         (f'["NOTICE","{"x" * 60_000}"]', EventMessage("", "")),
     ],
 )  # fmt: skip
