@@ -4,7 +4,8 @@ For a family whose states cannot move, and for the replacement of a stage that w
 ``planner``'s to plan anew.
 """
 
-from collections.abc import Callable, Container
+import itertools
+from collections.abc import Callable, Collection, Container
 from dataclasses import replace
 
 from p2pmesh.base.ids import LayerRange, PeerId
@@ -15,8 +16,10 @@ from p2pmesh.core.planning.refusing import unused_peers
 from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
 
 
-def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
+def plan_kept(request: PlanRequest, bounds: Collection[int] = ()) -> Placement | PlacementRefusal:
     """A placement of ``request.kept`` and, for each gap between them, the peer that makes the shortest step.
+
+    At each layer of ``bounds`` a gap ends and another begins.
 
     As in any plan, peers of rank 0 that need not be spared come first, then all of rank 0, then all. Kept stages of
     peers that are not among ``request.peers`` are gaps. The shape is the least. A refusal names the first gap that no
@@ -26,7 +29,7 @@ def plan_kept(request: PlanRequest) -> Placement | PlacementRefusal:
     stages = sorted((stage for stage in request.kept if stage.peer_id in here), key=lambda stage: stage.layers)
     prices = Prices(request)
     shape = request.model.least
-    for gap in _gaps([stage.layers for stage in stages], request.model.layer_count):
+    for gap in _gaps([stage.layers for stage in stages], request.model.layer_count, bounds):
         fitting = _fitting(request, stages, gap)
         if not fitting:
             text = (
@@ -52,7 +55,8 @@ def plan_replacement(
 ) -> Placement | PlacementRefusal:
     """What follows a broken run: whole stages where they were, lost ones where an engine waits or a peer is spare.
 
-    ``lost_stage`` is the one whose engine died, if one did, and ``silent`` are the peers that are gone.
+    ``lost_stage`` is the one whose engine died, if one did, and ``silent`` are the peers that are gone. Lost neighbours
+    go to one peer, unless so many stages are asked for.
     """
     peers = tuple(peer for peer in request.peers if peer.peer_id not in silent)
     kept, used = [], {stage.peer_id for stage in broken.stages}
@@ -64,13 +68,18 @@ def plan_replacement(
             kept.append(replace(stage, peer_id=spare))
         elif stage.peer_id not in silent:
             kept.append(stage)
-    return plan_kept(replace(request, peers=peers, kept=tuple(kept)))
+    bounds = () if request.stage_count is None else [stage.layers.start for stage in broken.stages]
+    return plan_kept(replace(request, peers=peers, kept=tuple(kept)), bounds)
 
 
-def _gaps(held: list[LayerRange], layer_count: int) -> list[LayerRange]:
+def _gaps(held: list[LayerRange], layer_count: int, bounds: Collection[int]) -> list[LayerRange]:
     starts = (0, *(layers.end for layers in held))
     ends = (*(layers.start for layers in held), layer_count)
-    return [LayerRange(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+    gaps = []
+    for start, end in zip(starts, ends, strict=True):
+        points = [start, *sorted(bound for bound in bounds if start < bound < end), end]
+        gaps += [LayerRange(*gap) for gap in itertools.pairwise(points) if gap[0] < gap[1]]
+    return gaps
 
 
 def _fitting(request: PlanRequest, stages: list[PlannedStage], gap: LayerRange) -> list[PlanningPeer]:

@@ -13,7 +13,14 @@ from p2pmesh.base.quantities import GIB
 from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.planning.cutting import FULL
 from p2pmesh.core.planning.kept import plan_replacement
-from p2pmesh.core.planning.outcome import PeerReason, Placement, PlacementReason, PlacementRefusal, WhyNot
+from p2pmesh.core.planning.outcome import (
+    PeerReason,
+    Placement,
+    PlacementReason,
+    PlacementRefusal,
+    PlannedStage,
+    WhyNot,
+)
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices, compute_us
 from p2pmesh.core.planning.request import (
@@ -607,6 +614,20 @@ def test_a_lost_stage_goes_where_an_engine_waits_and_the_others_stay() -> None:
     without_spare = plan_replacement(asked, split, None, {PeerId("p1"), PeerId("p2")}, spares.get)
     assert isinstance(without_spare, Placement)
     assert [stage.peer_id for stage in without_spare.stages] == ["p0", "p3"]
+
+
+@pytest.mark.parametrize(("wanted", "cuts"), [(None, [(0, 3), (3, 8)]), (3, [(0, 3), (3, 6), (6, 8)])])
+def test_lost_neighbours_stay_apart_where_so_many_stages_are_asked_for(
+    wanted: int | None, cuts: list[tuple[int, int]]
+) -> None:
+    asked = replace(request(even(8), (40, 40, 40, 80, 80)), stage_count=wanted)
+    stages = [("p0", 0, 3), ("p1", 3, 6), ("p2", 6, 8)]
+    held = tuple(PlannedStage(PeerId(name), LayerRange(start, end), 0, 0) for name, start, end in stages)
+    split = replace(planned(asked), stages=held)
+    found = plan_replacement(asked, split, None, {PeerId("p1"), PeerId("p2")}, lambda layers: None)
+    assert isinstance(found, Placement)
+    assert [(stage.layers.start, stage.layers.end) for stage in found.stages] == cuts
+    assert len({stage.peer_id for stage in found.stages}) == len(cuts)
 
 
 @pytest.mark.parametrize("last", [{"rank": 1}, {"is_spared": True}])
