@@ -1,7 +1,8 @@
 """The files of a home that say which mesh it founded and which it joined: mode 0600, replaced whole.
 
-``mesh.founded`` holds the requirements of the home's own mesh, ``mesh.invites`` its ledger, ``memberships/<mesh id>``
-what is kept of a mesh that was joined: each one msgpack map of a declared record. A damaged file is an error that names
+``mesh.founded`` holds the requirements of the home's own mesh, ``mesh.invites`` its ledger; ``pool.founded`` and
+``pool.invites`` those of the public pool that it founded; ``memberships/<mesh id>`` what is kept of a mesh that was
+joined: each one msgpack map of a declared record. A damaged file is an error that names
 it, never an empty record: that would let used invites work again, or found another mesh.
 """
 
@@ -22,6 +23,8 @@ from p2pmesh.wire.schema import checked_map, from_map, pack, unpack
 
 REQUIREMENTS_FILE = "mesh.founded"
 LEDGER_FILE = "mesh.invites"
+POOL_REQUIREMENTS_FILE = "pool.founded"
+POOL_LEDGER_FILE = "pool.invites"
 MEMBERSHIPS_FOLDER = "memberships"
 MAX_FILE_BYTES = 2 * MIB
 MAX_MEMBERSHIPS_READ = 256
@@ -31,37 +34,42 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class HomeCredentials:
-    """Implements ``ports.credentials.CredentialStore`` in one home."""
+    """Implements ``ports.credentials.CredentialStore`` in one home; a founder's ledger is that of its mesh's kind."""
 
     home: Path
+    is_public: bool = False
 
     async def save_ledger(self, ledger: InviteLedger) -> None:
         """See the port."""
-        await trio.to_thread.run_sync(save_ledger, self.home, ledger)
+        await trio.to_thread.run_sync(lambda: save_ledger(self.home, ledger, is_public=self.is_public))
 
     async def save_membership(self, membership: Membership) -> None:
         """See the port."""
         await trio.to_thread.run_sync(save_membership, self.home, membership)
 
 
-def load_requirements(home: Path) -> MeshRequirements | None:
-    """The requirements of the mesh that this home founded, if it has."""
-    return _load(home / REQUIREMENTS_FILE, MeshRequirements, "the next start founds another mesh without")
+def load_requirements(home: Path, *, is_public: bool = False) -> MeshRequirements | None:
+    """The requirements of the mesh, or the public pool, that this home founded, if it has."""
+    return _load(
+        home / (POOL_REQUIREMENTS_FILE if is_public else REQUIREMENTS_FILE),
+        MeshRequirements,
+        "the next start founds another mesh without",
+    )
 
 
 def save_requirements(home: Path, requirements: MeshRequirements) -> None:
-    """Fixes what this home's mesh requires."""
-    _save(home / REQUIREMENTS_FILE, requirements)
+    """Fixes what this home's mesh of that kind requires."""
+    _save(home / (POOL_REQUIREMENTS_FILE if requirements.is_public else REQUIREMENTS_FILE), requirements)
 
 
-def load_ledger(home: Path) -> InviteLedger:
+def load_ledger(home: Path, *, is_public: bool = False) -> InviteLedger:
     """The founder's ledger; an empty one if there is no file."""
-    return _load(home / LEDGER_FILE, InviteLedger, "counted invites are refused without") or InviteLedger()
+    return _load(home / _ledger_file(is_public), InviteLedger, "counted invites are refused without") or InviteLedger()
 
 
-def save_ledger(home: Path, ledger: InviteLedger) -> None:
+def save_ledger(home: Path, ledger: InviteLedger, *, is_public: bool = False) -> None:
     """Replaces the founder's ledger."""
-    _save(home / LEDGER_FILE, ledger)
+    _save(home / _ledger_file(is_public), ledger)
 
 
 def load_membership(home: Path, mesh_id: MeshId) -> Membership | None:
@@ -82,6 +90,10 @@ def load_newest_membership(home: Path) -> Membership | None:
 def save_membership(home: Path, membership: Membership) -> None:
     """Replaces what is kept of one mesh."""
     _save(home / MEMBERSHIPS_FOLDER / membership.mesh_id, membership)
+
+
+def _ledger_file(is_public: bool) -> str:
+    return POOL_LEDGER_FILE if is_public else LEDGER_FILE
 
 
 def _load(path: Path, cls: type[R], consequence: str) -> R | None:

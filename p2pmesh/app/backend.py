@@ -31,6 +31,10 @@ class NodeBackend:
         """The node is built."""
         self._node = node
 
+    def detach(self) -> None:
+        """The node ends; another follows."""
+        self._node = None
+
     def models(self) -> tuple[ModelListing, ...]:
         """Routable models by name."""
         if self._node is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from p2pmesh.app.pool_options import PoolChoice, check_pool_choice
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import OwnerId, is_owner_id
 from p2pmesh.base.limits import (
@@ -144,6 +145,7 @@ class UpOptions:
     cors_origins: tuple[str, ...] = ()
     mixture: MixturePolicy = MixturePolicy()
     guardrails: GuardrailPolicy = GuardrailPolicy()
+    pool: PoolChoice = PoolChoice()
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -157,6 +159,7 @@ class UpOptions:
             raise _invalid(
                 "requirements are the founder's: leave them away where you join, or found a mesh of your own"
             )
+        check_pool_choice(self.pool, is_joining=self.invite is not None or self.is_rejoining)
         if self.split is not None:
             _check_range("--split", self.split, 1, MAX_STAGES)
         if self.cuts and self.split not in (None, len(self.cuts) + 1):

@@ -55,6 +55,7 @@ from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.model_shelf import OwnersModels
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, check_owner_key, passphrase_sources
+from p2pmesh.app.pools import JOIN_S, Pools, check_relays, joined_event
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
@@ -68,6 +69,8 @@ from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
 from p2pmesh.node.on_demand import OnDemandOptions
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
+from p2pmesh.node.pool import SEARCH_FIRST_S
+from p2pmesh.node.pool_finder import FoundPool
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.dtype import WireDtype
@@ -95,6 +98,7 @@ def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None, be
     """
     if options.invite is not None:
         read_invite(options.invite)  # before a home is made for it
+    check_relays(options)
     choice = choose(options.devices, options.gpu_layers, list_devices, lambda error: emit(events.error(error)))
     with hold_home(options.home) as home:
         models = open_access(home, options.hub_endpoint, options.is_offline, options.cache_quota_bytes)
@@ -163,6 +167,7 @@ class _Command:
         self._emit = emit
         self._shutdown = trio.Event()
         self._network: Libp2pNetwork
+        self._pools: Pools | None = None
         self._folding = EventFolding()
         self._http_servers = 0
         self._http_ended = trio.Event()
@@ -175,13 +180,39 @@ class _Command:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._stop_at_signal)
             self._start_http(nursery, backend)
-            async with AsyncExitStack() as stack:
-                node = await self._open_node(stack)
-                backend.attach(node)
-                await self._serve(node)
+            await self._find_pools()
+            while not self._shutdown.is_set():
+                await self._live(backend)
+            with trio.move_on_after(HTTP_DRAIN_S):
+                await self._http_ended.wait()
             nursery.cancel_scope.cancel()
         self._emit(Event(EventName.STOPPED))
         return 0
+
+    async def _find_pools(self) -> None:
+        """Before there is a node, which can live in one mesh only; bounded, and over when the command is to end."""
+        if not self._options.pool.is_asked_for:
+            return
+        self._pools = Pools(self._options, self._identity, self._report)
+        self._pools.warn()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_with, nursery, self._shutdown)
+            await self._pools.search()
+            nursery.cancel_scope.cancel()
+
+    async def _live(self, backend: NodeBackend) -> None:
+        """One node, in one mesh, until the command is to end or the node had better be in another pool."""
+        standing, found = self._standing, None
+        if self._pools is not None:
+            standing, found = self._pools.next_standing(self._standing)
+            if found is None and self._options.pool.is_searching:
+                text = "no pool could be joined: this node serves alone and looks again"
+                self._emit(Event(EventName.POOL_ALONE, {"message": text, "retry_s": SEARCH_FIRST_S}))
+        async with AsyncExitStack() as stack:
+            node = await self._open_node(stack, standing)
+            backend.attach(node)
+            stack.callback(backend.detach)
+            await self._serve(node, found)
 
     def _start_http(self, nursery: trio.Nursery, backend: NodeBackend) -> None:
         options, token = self._options, secrets.token_urlsafe(32)
@@ -223,14 +254,14 @@ class _Command:
                 self._emit(Event(EventName.STOPPING))
                 self._shutdown.set()
 
-    async def _open_node(self, stack: AsyncExitStack) -> Node:
+    async def _open_node(self, stack: AsyncExitStack, standing: Standing) -> Node:
         listen, told = self._options.listen or every_interface(), self._options.announce
         network = await stack.enter_async_context(open_network(self._identity, listen, announce=told))
         self._network = network
         clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
-        kept = HomeCredentials(self._options.home)
+        kept = HomeCredentials(self._options.home, standing.is_public)
         if self._alter is not None:
             network = cast(Libp2pNetwork, self._alter(network))
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
@@ -244,23 +275,26 @@ class _Command:
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
             memory_bytes=offered_memory_bytes(self._options.max_memory_bytes, self._devices),
-            invite_text=self._standing.invite_text,
+            invite_text=standing.invite_text,
             trust=self._ownership.trust,
             ownership=self._ownership.claim,
-            membership=self._standing.membership,
-            founding=self._standing.founding,
+            membership=standing.membership,
+            founding=standing.founding,
             engine=_engine_kind(self._devices),
             wishes=OwnerWishes(self._options.max_layers, self._options.excluded_models),
-            artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=False),
+            artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=standing.is_public),
         )
-        return Node(parts, settings, self._report)
+        node = Node(parts, settings, self._report)
+        if self._pools is not None:
+            node.pool = self._pools.service(node, neighbours)
+        return node
 
     def _machine(self) -> ThisMachine:
         memory_bytes = offered_of_bytes(self._devices)
         folder = self._options.home / "cache" / "speeds"
         return ThisMachine(folder, self._devices, usable_threads(), processor_quota(), memory_bytes)
 
-    async def _serve(self, node: Node) -> None:
+    async def _serve(self, node: Node, found: FoundPool | None) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(node.run)
             if self._beside is not None:
@@ -268,20 +302,58 @@ class _Command:
             nursery.start_soon(self._ownership.run, node, TrioClock())
             nursery.start_soon(self._tell_folded)
             nursery.start_soon(tell_addresses, self._network.address_choice, self._emit)
+            if not await self._come_in(node, found):
+                nursery.cancel_scope.cancel()
+                return
             if not node.overlay.is_founder:
-                await self._join(node)
                 nursery.start_soon(node.overlay.stay_joined)
+            if node.pool is not None:
+                nursery.start_soon(node.pool.run)
             nursery.start_soon(self._keep_inviting, node)
             if node.overlay.is_founder and not _references(self._options) and not await self._has_shelf():
                 message = "this node serves no model: give --model or --demo, put one into HOME/models, or --join"
                 self._emit(Event(EventName.SERVES_NOTHING, {"message": message}))
             for reference in _references(self._options):
                 nursery.start_soon(self._serve_model, node, reference)
-            await self._shutdown.wait()
+            await self._wait_for_end(node)
+            if node.pool is not None:
+                await node.pool.leave()
             await node.drain(DRAIN_S)
-            with trio.move_on_after(HTTP_DRAIN_S):
-                await self._http_ended.wait()
+            if self._shutdown.is_set():
+                with trio.move_on_after(HTTP_DRAIN_S):
+                    await self._http_ended.wait()
             nursery.cancel_scope.cancel()
+
+    async def _wait_for_end(self, node: Node) -> None:
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(_end_with, waiting, self._shutdown)
+            if node.pool is not None:
+                waiting.start_soon(_end_with, waiting, node.pool.has_found)
+        if self._pools is not None and node.pool is not None and node.pool.found is not None:
+            self._pools.follow(node.pool.found)
+
+    async def _come_in(self, node: Node, found: FoundPool | None) -> bool:
+        """Whether the node is where it was to be; a pool that was found and does not let it in is given up."""
+        if found is None:
+            if not node.overlay.is_founder:
+                await self._join(node)
+            return True
+        assert self._pools is not None
+        failure: P2PMeshError | None = None
+        with trio.move_on_after(JOIN_S) as scope:
+            try:
+                await self._pools.come_in(node, found)
+            except P2PMeshError as error:
+                failure = error
+        if failure is None and not scope.cancelled_caught:
+            self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
+            self._emit(joined_event(found))
+            return True
+        self._pools.avoid(found.mesh_id)
+        code = failure.code if failure else ErrorCode.DEADLINE_EXCEEDED
+        message = failure.message if failure else f"the pool did not let this node in within {JOIN_S:g} s"
+        self._emit(Event(EventName.JOIN_FAILED, {"code": code.value, "message": message, "retry_s": 0.0}))
+        return node.overlay.is_founder
 
     async def _has_shelf(self) -> bool:
         return self._options.serves_on_demand and bool(await self._shelf.survey())
@@ -368,6 +440,11 @@ class _Command:
             await trio.sleep(FOLDED_TOLD_EVERY_S)
             for event in self._folding.take_due(micros(trio.current_time())):
                 self._emit(event)
+
+
+async def _end_with(nursery: trio.Nursery, event: trio.Event) -> None:
+    await event.wait()
+    nursery.cancel_scope.cancel()
 
 
 def _references(options: UpOptions) -> tuple[str, ...]:

@@ -329,6 +329,44 @@ def _describe_joined(event: Event) -> Iterator[str]:
     yield f"peer joined: {_named(event)}"
 
 
+def _describe_lines(event: Event) -> Iterator[str]:
+    yield from map(str, event.fields["lines"])
+
+
+def _describe_searched(event: Event) -> Iterator[str]:
+    fields = event.fields
+    took = f"{fields['took_ms'] / 1000:.1f} s"
+    if not fields["has_answer"]:
+        yield f"no relay answered within {took}"
+    else:
+        yield f"{_count(fields['listed'], 'pool')} listed, {fields['reached']} of them can be joined ({took})"
+
+
+def _describe_pool_joined(event: Event) -> Iterator[str]:
+    fields = event.fields
+    name = f"the pool {fields['name']}" if fields["name"] else "a public pool"
+    yield f"joined {name} of {_count(fields['nodes'], 'node')}, {fields['rtt_us'] / 1000:.0f} ms away"
+
+
+def _describe_pool_listed(event: Event) -> Iterator[str]:
+    name = f"the pool {event.fields['name']}" if event.fields["name"] else "the pool"
+    yield f"{name} is listed at {_count(event.fields['relays'], 'relay')}: others find it with p2pmesh up --auto"
+
+
+def _describe_pool_unlisted(event: Event) -> Iterator[str]:
+    yield f"the pool is not listed by this node: {event.fields['message']}"
+
+
+def _describe_pool_watched(event: Event) -> Iterator[str]:
+    yield f"peer {_short(event.fields['peer_id'])} lists the pool; this node takes over when it is gone"
+
+
+def _describe_rejected(event: Event) -> Iterator[str]:
+    fields = event.fields
+    others = f" (and {fields['count'] - 1} like it)" if fields["count"] > 1 else ""
+    yield f"a listing is left out, {fields['reason'].replace('_', ' ')}: {fields['detail']}{others}"
+
+
 def _describe_refused(event: Event) -> Iterator[str]:
     count = event.fields.get("count", 1)
     times = f" ({count} times)" if count > 1 else ""
@@ -424,6 +462,14 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.TPOT_COMPARED: _describe_compared,
     EventName.ERROR: _describe_error,
     EventName.STOPPING: _describe_stopping,
+    EventName.POOL_WARNING: _describe_lines,
+    EventName.POOLS_SEARCHED: _describe_searched,
+    EventName.POOL_JOINED: _describe_pool_joined,
+    EventName.POOL_ALONE: _describe_message,
+    EventName.POOL_LISTED: _describe_pool_listed,
+    EventName.POOL_UNLISTED: _describe_pool_unlisted,
+    EventName.POOL_WATCHED: _describe_pool_watched,
+    EventName.LISTINGS_REJECTED: _describe_rejected,
     EventName.PEER_JOINED: _describe_joined,
     EventName.PEER_REFUSED: _describe_refused,
     EventName.PUT_OUT: _describe_put_out,

@@ -40,6 +40,7 @@ from p2pmesh.cli.key_parser import add_access, add_key
 from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
 from p2pmesh.cli.plan_parser import add_plan
+from p2pmesh.cli.pool_parser import add_pool, pool_choice
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.guardrails.policy import GuardrailMode
 from p2pmesh.core.ownership import TrustPolicy
@@ -105,6 +106,7 @@ def _add_up(commands: Commands) -> None:
         help="move a model once another placement was clearly better for so long; 0: never (default: %(default)g)",
     )
     add_joining(up)
+    add_pool(up)
     add("--name", help="how this node is called in the status of others")
     add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
     add_access(up)
@@ -326,6 +328,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         cors_origins=tuple(args.cors_origin),
         mixture=read_mixture(args.mesh_option),
         guardrails=read_guardrails(args.guardrails, args.guardrail_option),
+        pool=pool_choice(args),
         replan_after_s=args.replan_after,
     )
 

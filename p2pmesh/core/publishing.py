@@ -168,6 +168,8 @@ class PublishingMachine:
     _dialled: dict[PeerId, tuple[bool, Micros]] = field(default_factory=dict, init=False)
     """Whether a publisher beyond our view was reached, and until when that counts."""
     _learned_cap: int = field(default=0, init=False)
+    _was_listed: bool = field(default=False, init=False)
+    """Whether anybody's listing of the pool was ever seen: then it is one, whatever it serves now."""
 
     def __post_init__(self) -> None:
         self._alive = (self.own,)
@@ -204,6 +206,11 @@ class PublishingMachine:
         due = [] if self._is_checking else [self._check_at]
         due += [self._publish_at] if self._publish_at is not None else []
         return min(due, default=None)
+
+    @property
+    def learned_cap(self) -> int:
+        """The client cap of the listing that was seen last; 0: none."""
+        return self._learned_cap
 
     @property
     def next_publish_at(self) -> Micros | None:
@@ -277,6 +284,7 @@ class PublishingMachine:
         known = [one for one in others if self._is_member(one.lister.peer, now)]
         unknown = [one for one in others if one not in known and self._is_worth_dialling(one.lister.peer, now)]
         effects: list[Effect] = [Dial(one.lister.peer) for one in unknown[:1]]
+        self._was_listed = self._was_listed or bool(others)
         if known:
             self._learned_cap = known[0].max_clients
         if self.phase in (Phase.PUBLISHING, Phase.FULL):
@@ -311,7 +319,8 @@ class PublishingMachine:
             self.phase = Phase.WATCHING
             return
         self.phase, self.publisher = Phase.PUBLISHING, self.own.peer
-        self._publish_at = now if self._is_serving else Micros(max(now, self._first_due()))
+        is_due = self._is_serving or self._was_listed
+        self._publish_at = now if is_due else Micros(max(now, self._first_due()))
 
     def _first_due(self) -> Micros:
         return Micros(self.now + self.policy.first_wait_us)

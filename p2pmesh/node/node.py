@@ -33,6 +33,7 @@ from p2pmesh.node.on_demand import OnDemand, OnDemandOptions, OnDemandParts
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.peers_view import describe_peers
+from p2pmesh.node.pool import PoolService
 from p2pmesh.node.profiles import Profiles
 from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
@@ -138,6 +139,8 @@ class Node:
             self._make_successor,
         )  # fmt: skip
         self.successions = Successions(succession, report)
+        self.pool: PoolService | None = None
+        """Where the node has to do with public pools."""
         self._is_draining = False
 
     # --- running ---------------------------------------------------------------
@@ -348,6 +351,7 @@ class Node:
             "on_demand": self.on_demand.describe(),
             "driven": self.drivers.describe(),
             "machine": asdict(self._machine.profile()),
+            "pool": None if self.pool is None else self.pool.describe(),
         }  # fmt: skip
 
     async def peers(self) -> dict[str, Any]:

@@ -259,6 +259,19 @@ def test_who_leaves_takes_its_listing_along_and_does_nothing_more() -> None:
     assert Member().feed(Leave()) == ()
 
 
+def test_a_pool_that_was_listed_goes_on_without_waiting_for_what_it_serves() -> None:
+    watcher = Member(MEMBERS[2])
+    watcher.tell(FOUNDER, MEMBERS[2], is_serving=False)
+    watcher.wait()
+    watcher.feed(seen(FOUNDER))
+    watcher.tell(MEMBERS[2], is_serving=False)
+    watcher.wait()
+    watcher.feed(Checked(()))
+    lost_at = watcher.now
+    assert Publish() in watcher.wait()
+    assert watcher.now == lost_at < POLICY.first_wait_us
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever members, relays and publishers do: one listing of ours at most, and always a next look."""
 

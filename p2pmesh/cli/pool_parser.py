@@ -1,0 +1,22 @@
+"""Names and syntax of how ``up`` publishes and finds public pools; part of ``cli.parser``."""
+
+import argparse
+
+from p2pmesh.app.pool_options import DEFAULT_RELAYS, PoolChoice
+
+
+def add_pool(up: argparse.ArgumentParser) -> None:
+    """Options about public pools."""
+    add = up.add_argument
+    add("--publish", action="store_true", help="found a public pool and list it at relays, for strangers to join")
+    add("--auto", action="store_true", help="join the best public pool that is listed; with none, serve alone")
+    add("--pool-name", metavar="NAME", default="", help="the pool's name: to publish under, or to look for exactly")
+    add("--region", metavar="TEXT", help="where the pool is, in its listing")
+    add("--max-clients", metavar="N", type=int, default=0, help="list the pool only below so many clients; 0: no cap")
+    text = f"a relay for listings; repeatable (default: {len(DEFAULT_RELAYS)} public ones)"
+    add("--nostr-relay", metavar="URL", action="append", default=[], help=text)
+
+
+def pool_choice(args: argparse.Namespace) -> PoolChoice:
+    """What was asked; ``ConfigError`` where a value makes no sense."""
+    return PoolChoice(args.publish, args.auto, args.pool_name, args.region, args.max_clients, tuple(args.nostr_relay))
