@@ -60,6 +60,14 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Discovery(StrEnum):
+    """By whom peers are looked for beside those that an invite names."""
+
+    NOSTR = "nostr"
+    MDNS = "mdns"
+    NONE = "none"
+
+
 class OnDemand(StrEnum):
     """Whether models of the home that nobody named are loaded for requests."""
 
@@ -146,6 +154,7 @@ class UpOptions:
     mixture: MixturePolicy = MixturePolicy()
     guardrails: GuardrailPolicy = GuardrailPolicy()
     pool: PoolChoice = PoolChoice()
+    discovery: Discovery = Discovery.NOSTR
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)

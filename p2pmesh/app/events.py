@@ -30,6 +30,8 @@ class EventName(StrEnum):
     POOL_UNLISTED = "pool_unlisted"
     POOL_WATCHED = "pool_watched"
     LISTINGS_REJECTED = "listings_rejected"
+    LAN_PEER_MET = "lan_peer_met"
+    LAN_PEER_MISSED = "lan_peer_missed"
     PEER_JOINED = "peer_joined"
     PEER_LEFT = "peer_left"
     PEER_SUSPECTED = "peer_suspected"

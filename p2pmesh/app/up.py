@@ -27,6 +27,7 @@ from p2pmesh.adapters.grant_file import HomeGrants
 from p2pmesh.adapters.home_lock import hold_home, hold_records
 from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
+from p2pmesh.adapters.interfaces import SystemInterfaces
 from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.speed_file import SpeedFile
@@ -45,7 +46,7 @@ from p2pmesh.app.address_watch import tell_addresses
 from p2pmesh.app.api_keys import HomeKeys
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles, now_unix_ms
-from p2pmesh.app.config import UpOptions
+from p2pmesh.app.config import Discovery, UpOptions
 from p2pmesh.app.device_choice import choose
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
@@ -258,6 +259,11 @@ class _Command:
         listen, told = self._options.listen or every_interface(), self._options.announce
         network = await stack.enter_async_context(open_network(self._identity, listen, announce=told))
         self._network = network
+        lan = None
+        if self._options.discovery is Discovery.MDNS:
+            from p2pmesh.adapters.mdns.lan import open_lan  # here: who does not ask for it should not load it
+
+            lan = await stack.enter_async_context(open_lan(SystemInterfaces()))
         clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
@@ -269,7 +275,7 @@ class _Command:
         parts = NodeParts(
             neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
-            SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices),
+            SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), lan,
         )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],

@@ -130,6 +130,15 @@ def _describe_addresses(event: Event) -> Iterator[str]:
             yield f"  not {one['address']}: {one['interface']} {_LEFT_OUT[one['reason']]}"
 
 
+def _describe_lan_met(event: Event) -> Iterator[str]:
+    yield f"found peer {_short(event.fields['peer_id'])} of this mesh on the local network"
+
+
+def _describe_lan_missed(event: Event) -> Iterator[str]:
+    peer = _short(event.fields["peer_id"])
+    yield f"peer {peer} of the local network was not joined, it is tried again: {event.fields['message']}"
+
+
 def _describe_invite(event: Event) -> Iterator[str]:
     yield "another machine joins with:"
     yield f"  p2pmesh up --join {event.fields['invite']}"
@@ -430,6 +439,8 @@ def _count(number: int, noun: str) -> str:
 _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.LISTENING: _describe_listening,
     EventName.ADDRESSES: _describe_addresses,
+    EventName.LAN_PEER_MET: _describe_lan_met,
+    EventName.LAN_PEER_MISSED: _describe_lan_missed,
     EventName.INVITE: _describe_invite,
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.RUN_TAKEN_OVER: _describe_taken_over,

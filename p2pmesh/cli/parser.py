@@ -23,6 +23,7 @@ from p2pmesh.app.config import (
     BenchTpotOptions,
     ChaosOptions,
     ChatOptions,
+    Discovery,
     LogFormat,
     OnDemand,
     UpOptions,
@@ -123,6 +124,8 @@ def _add_up(commands: Commands) -> None:
         help="for peers (default: every interface); repeatable",
     )
     add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that; repeatable")
+    ways = [item.value for item in Discovery]
+    add("--discovery", choices=ways, default=Discovery.NOSTR.value, help="mdns: the local network; none: invites alone")
     add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--device", metavar="NAME,NAME", type=_names, default=(), help="what stages run on (default: GPUs, if any)")
@@ -330,6 +333,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         guardrails=read_guardrails(args.guardrails, args.guardrail_option),
         pool=pool_choice(args),
         replan_after_s=args.replan_after,
+        discovery=Discovery(args.discovery),
     )
 
 

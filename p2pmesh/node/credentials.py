@@ -160,6 +160,19 @@ class Credentials:
         found.pop(self._ports.identity.peer_id, None)
         return tuple((peer, tuple(addresses)) for peer, addresses in found.items())
 
+    def is_vouched_for(self, peer: PeerId) -> bool:
+        """Whether our invite, or what was kept of members who proved it, names a peer: it may see an invite."""
+        return peer == self.founder or any(peer == known for known, _ in self.bootstrap())
+
+    def check_proof(self, peer: PeerId, passes: tuple[bytes, ...]) -> None:
+        """Raises the refusal of a peer that is not the founder and whose passes do not prove it a member."""
+        if peer == self.founder:
+            return
+        chain = self._decode_shown_chain(passes, peer)
+        if not chain:
+            raise _refusal_error(Refusal(RefusalReason.PROOF_MISSING, "it shows no pass"))
+        _raise_if(credentials.judge_chain(chain, peer, self._terms(), self._now()))
+
     def attempts(self) -> tuple[Attempt, ...]:
         """What to show in a hello, the best first; never empty."""
         if self.is_founder:

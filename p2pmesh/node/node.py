@@ -26,6 +26,7 @@ from p2pmesh.node.driver import Drivers
 from p2pmesh.node.driver_choices import DriverChoices
 from p2pmesh.node.exchanges import DriverExchanges
 from p2pmesh.node.ingress import Ingress
+from p2pmesh.node.lan import LanMeetings
 from p2pmesh.node.links import Links
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.machine_watch import MachineWatch
@@ -51,6 +52,7 @@ from p2pmesh.node.tokenizing import TextOrTokens, TokenizeExchanges
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
+from p2pmesh.ports.lan import Lan
 from p2pmesh.ports.machine import Machine, SpeedStore
 from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
@@ -76,6 +78,8 @@ class NodeParts:
     """Bytes that the machine, or the container of this process, has left; None if that is not known."""
     on_demand: OnDemandOptions = field(default_factory=OnDemandOptions)
     speeds: SpeedStore | None = None
+    lan: Lan | None = None
+    """None where nothing is to be sent or heard on the local network."""
 
 
 class Node:
@@ -92,6 +96,7 @@ class Node:
         self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models, report)
         self.links = Links(self.overlay, ports, self._is_generating)
         self.liveness = Liveness(self.overlay, ports, report)
+        self.lan = LanMeetings(self.overlay, ports, parts.lan, report)
         self._connections = Connections(self.overlay, ports)
         self._identity_guard = IdentityGuard(self.overlay, ports, report)
         self.claims = Claims(self.overlay, ports.clock, parts.grants)
@@ -161,6 +166,7 @@ class Node:
             nursery.start_soon(self._identity_guard.run)
             nursery.start_soon(self._machine.run)
             nursery.start_soon(self.on_demand.run)
+            nursery.start_soon(self.lan.run)
             task_status.started()
 
     @property
@@ -352,6 +358,7 @@ class Node:
             "driven": self.drivers.describe(),
             "machine": asdict(self._machine.profile()),
             "pool": None if self.pool is None else self.pool.describe(),
+            "lan": self.lan.describe(),
         }  # fmt: skip
 
     async def peers(self) -> dict[str, Any]:

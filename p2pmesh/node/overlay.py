@@ -128,6 +128,8 @@ class Overlay:
         """Of the peers that we are dialling or saying hello to."""
         self._inbound: set[PeerId] = set()
         self.conduct = Conduct(ports.network, ports.clock, report)
+        self.search_nearby_s = 0.0
+        """How long joining waits for members that another service meets; 0: there is none."""
         self._exchanges: dict[type, Exchange] = {}
         self._open_exchanges: dict[type, Exchange] = {}
         self.revocations = Revocations(self.credentials, ports, self.put_out)
@@ -226,11 +228,42 @@ class Overlay:
     async def join(self) -> None:
         """Dials those we may come in by in turn; raises the most telling error if none admits us."""
         try:
-            await self._join_by_any()
+            if self.search_nearby_s:
+                await self._join_by_any_or_nearby(self.search_nearby_s)
+            else:
+                await self._join_by_any()
         except RemoteProtocolError as error:
             if is_definite(error) and not self._admission.has_admitted:
                 self._note_shut_out(error)
             raise
+
+    async def _join_by_any_or_nearby(self, patience_s: float) -> None:
+        """The same, and content with any member that another service meets, waiting ``patience_s`` for one."""
+        failures: list[P2PMeshError] = []
+
+        async def dial_known(is_over: trio.Event) -> None:
+            try:
+                await self._join_by_any()
+            except P2PMeshError as error:
+                failures.append(error)
+            is_over.set()
+
+        async with trio.open_nursery() as nursery:
+            is_over, started_at = trio.Event(), trio.current_time()
+            nursery.start_soon(dial_known, is_over)
+            nursery.start_soon(self._cancel_once_admitted, nursery.cancel_scope)
+            await is_over.wait()
+            if failures and not is_definite(failures[0]):
+                await trio.sleep_until(started_at + patience_s)
+            nursery.cancel_scope.cancel()
+        if failures and not self._admission.has_admitted:
+            raise failures[0]
+
+    async def _cancel_once_admitted(self, scope: trio.CancelScope) -> None:
+        seen = self.board.changes.count
+        while not self._admission.has_admitted:
+            seen = await self.board.changes.wait_beyond(seen)
+        scope.cancel()
 
     async def _join_by_any(self) -> None:
         failures: list[P2PMeshError] = []

@@ -127,6 +127,20 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
+class ProofQuery:
+    """Anyone who knows the mesh, before it shows an invite: are you a member of it? It never admits."""
+
+    mesh_id: str = declared(Text(32, is_mesh_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The answer to a ``ProofQuery``: the sender's passes; none at the founder, whose key is its proof."""
+
+    passes: tuple[bytes, ...] = declared(_PASSES)
+
+
+@dataclass(frozen=True, slots=True)
 class RouteQuery:
     """Anyone, also before admission: which models can be reached through you? It never admits."""
 
@@ -627,6 +641,8 @@ class Cancel:
 KINDS: dict[str, type] = {
     "hello": Hello,
     "welcome": Welcome,
+    "proof_query": ProofQuery,
+    "proof": Proof,
     "route_query": RouteQuery,
     "route_table": RouteTable,
     "refusal": Refusal,

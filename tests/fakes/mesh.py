@@ -193,6 +193,7 @@ class Mesh:
             parts = NodeParts(
                 ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("machine"),
                 given.get("shelf"), given.get("memory_left", lambda: None), given.get("on_demand", OnDemandOptions()),
+                lan=given.get("lan"),
             )  # fmt: skip
             node = Node(parts, settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store, credentials)

@@ -31,6 +31,7 @@ from p2pmesh.wire.schema import pack, to_map
 from tests.wire import liveness_vectors, vectors
 from tests.wire.grammar_vectors import grammars
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, armour, sealing
+from tests.wire.lan_vectors import lan_records
 from tests.wire.listing_vectors import listings
 from tests.wire.ownership_vectors import ownership_claims
 from tests.wire.package_vectors import layer_packages
@@ -437,6 +438,9 @@ def control_messages() -> list[tuple[str, Any]]:
         ("hello of the founder", control.Hello(1, FOUNDER.mesh_id, "", (), of_founder)),
         ("welcome by the founder", control.Welcome(1, FOUNDER.mesh_id, (), of_founder, granted, b"", (of_joiner,))),
         ("welcome by a member", control.Welcome(1, FOUNDER.mesh_id, (granted,), of_joiner, b"", revoked, ())),
+        ("proof_query", control.ProofQuery(FOUNDER.mesh_id)),
+        ("proof of a member", control.Proof((granted,))),
+        ("proof of the founder", control.Proof(())),
         ("route_query", control.RouteQuery()),
         ("route_table", control.RouteTable(1, FOUNDER.mesh_id, (control.RouteEntry("smollm2-135m", 4096),))),
         ("route_table of a public pool", control.RouteTable(1, FOUNDER.mesh_id, (), 7)),
@@ -1437,6 +1441,7 @@ def main() -> None:
     write("liveness_notes", liveness_vectors.notes())
     write("grammars", grammars())
     write("listings", listings())
+    write("lan_records", lan_records())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from p2pmesh.wire import (
     begin,
     control,
     invite,
+    lan_record,
     listing,
     liveness,
     membership_pass,
@@ -201,6 +202,18 @@ def test_liveness_is_as_the_registry_says() -> None:
         "suspect_ms": policy.suspect_us // 1000,
         "tombstone_ms": policy.tombstone_us // 1000,
         "mute_ms": policy.mute_us // 1000,
+    }
+
+
+def test_records_of_the_local_network_are_as_the_registry_says() -> None:
+    assert REGISTRY["domains"]["lan_fingerprint"] == lan_record.FINGERPRINT_DOMAIN.decode()
+    assert REGISTRY["lan"] == {
+        "service_type": lan_record.SERVICE_TYPE,
+        "service": lan_record.SERVICE,
+        "schema": lan_record.SCHEMA,
+        "challenge_bytes": lan_record.CHALLENGE_BYTES,
+        "fingerprint_bytes": lan_record.FINGERPRINT_BYTES,
+        "ttl_s": lan_record.TTL_S,
     }
 
 

@@ -1,0 +1,97 @@
+"""Real multicast on the loopback interface: two nodes see each other, pools among them, and part."""
+
+from dataclasses import replace
+
+import trio
+
+from p2pmesh.adapters.mdns.lan import MdnsLan, open_lan
+from p2pmesh.adapters.mdns.listings import LanListings, publisher_of
+from p2pmesh.base.quantities import UnixMillis
+from p2pmesh.core.addresses import InterfaceAddress
+from p2pmesh.ports.lan import Lan
+from p2pmesh.ports.relays import ListingQuery, PublishOutcome, RelayPhase, Relays
+from p2pmesh.wire.lan_record import LanRecord, fingerprint_of
+from tests.fakes.clock import FakeClock
+from tests.wire.keys import FOUNDER, JOINER, STRANGER, verify
+from tests.wire.lan_vectors import CHALLENGE, CLOSED
+from tests.wire.listing_vectors import CONTENT, NOW_MS
+
+PATIENCE_S = 60.0
+AT_HOME = CLOSED
+OTHER = replace(CLOSED, peer=STRANGER.peer_id, fingerprint=fingerprint_of(FOUNDER.mesh_id, STRANGER.peer_id, CHALLENGE))
+
+
+class Loopback:
+    """Nothing but the loopback interface, so that no test leaves the machine."""
+
+    def survey(self) -> tuple[InterfaceAddress, ...]:
+        return (InterfaceAddress("lo", "127.0.0.1", 8),)
+
+
+async def wait_seen(lan: Lan, count: int) -> tuple[LanRecord, ...]:
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            changes = lan.changes
+            if len(lan.seen()) == count:
+                return lan.seen()
+            await lan.wait_changed_beyond(changes)
+
+
+async def test_two_nodes_find_each_other_and_see_each_other_leave() -> None:
+    async with open_lan(Loopback()) as one:
+        one.tell(AT_HOME)
+        async with open_lan(Loopback()) as other:
+            other.tell(OTHER)
+            assert await wait_seen(other, 1) == (AT_HOME,)
+            assert await wait_seen(one, 1) == (OTHER,)
+            state = one.state()
+            assert (state.is_listening, state.seen, state.refused, state.detail) == (True, 1, 0, "")
+        assert await wait_seen(one, 0) == ()
+
+
+async def test_an_open_pool_is_a_listing_until_it_is_taken_back() -> None:
+    clock = FakeClock(unix_ms=UnixMillis(NOW_MS))
+    content = replace(CONTENT, addresses=())
+    async with open_lan(Loopback()) as one, open_lan(Loopback()) as other:
+        pools: Relays = LanListings(one, JOINER.peer_id, clock, verify)
+        reader: Relays = LanListings(other, STRANGER.peer_id, clock, verify)
+        one.tell(AT_HOME)
+        await wait_seen(other, 1)
+        assert (await reader.fetch(ListingQuery(), 0.1)).listings == ()
+        report = await pools.publish(content, 1.0)
+        assert report.replies[0].outcome is PublishOutcome.ACCEPTED
+        with trio.fail_after(PATIENCE_S):
+            while not (found := await reader.fetch(ListingQuery(), PATIENCE_S)).listings:
+                await trio.lowlevel.checkpoint()
+        [listing] = found.listings
+        assert listing.mesh_id == FOUNDER.mesh_id
+        assert listing.publisher == publisher_of(JOINER.peer_id) == pools.publisher
+        assert listing.content == replace(content, addresses=AT_HOME.dialable)
+        assert found.answered == ("mdns",)
+        none = await reader.fetch(ListingQuery(publishers=("0" * 64,)), 1.0)
+        assert none.listings == ()
+        assert reader.states()[0].phase is RelayPhase.ANSWERING
+        await pools.delete(1.0)
+        with trio.fail_after(PATIENCE_S):
+            while other.seen()[0].listing is not None:
+                await other.wait_changed_beyond(other.changes)
+
+
+async def test_without_any_interface_that_works_it_says_so_and_tries_again() -> None:
+    class Gone:
+        def survey(self) -> tuple[InterfaceAddress, ...]:
+            return (InterfaceAddress("eth9", "203.0.113.9", 24),)
+
+    async with open_lan(Gone()) as lan:
+        lan.tell(AT_HOME)
+        with trio.fail_after(PATIENCE_S):
+            while not lan.state().detail:
+                await lan.wait_changed_beyond(lan.changes)
+        assert not lan.state().is_listening
+        assert "multicast DNS does not work here" in lan.state().detail
+
+
+def test_who_asks_for_nothing_is_told_nothing() -> None:
+    lan: Lan = MdnsLan(Loopback())
+    assert lan.seen() == ()
+    assert not lan.state().is_listening
