@@ -55,7 +55,7 @@ def test_a_run_moves_to_a_larger_peer_and_no_stream_is_cut(peers: Peers, small_b
     assert after["choices"] == undisturbed["choices"]
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_peer_that_leaves_hands_its_stage_over_and_no_byte_of_a_stream_changes(
     peers: Peers, tiny_model: Path, stage: int
 ) -> None:
