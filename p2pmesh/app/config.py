@@ -35,6 +35,7 @@ from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.guardrails.policy import GuardrailPolicy
 from p2pmesh.core.mixture.roles import MixturePolicy
 from p2pmesh.core.ownership import TrustPolicy
+from p2pmesh.core.relaying import ReachSettings
 from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.schema import is_line
 
@@ -112,7 +113,8 @@ class UpOptions:
     names of devices to run on, empty for the best; ``gpu_layers`` of a stage go to them, None all. ``on_demand`` auto
     is on where no model is named; ``idle_unload_s`` None keeps what is loaded. ``/v1`` is bound to ``host`` and answers
     under ``allowed_hosts`` beside its own names, and to pages of ``cors_origins``. ``mixture`` is how several models
-    answer as ``mesh``, ``guardrails`` what is mended of answers.
+    answer as ``mesh``, ``guardrails`` what is mended of answers. ``reach`` is by which relays this node is reached, and
+    what it gives as one.
     """
 
     home: Path
@@ -155,6 +157,7 @@ class UpOptions:
     guardrails: GuardrailPolicy = GuardrailPolicy()
     pool: PoolChoice = PoolChoice()
     discovery: Discovery = Discovery.NOSTR
+    reach: ReachSettings = ReachSettings()
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)

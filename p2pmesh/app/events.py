@@ -20,6 +20,9 @@ class EventName(StrEnum):
 
     LISTENING = "listening"
     ADDRESSES = "addresses"
+    REACH_CHANGED = "reach_changed"
+    RELAYS_CHANGED = "relays_changed"
+    PATH_UPGRADED = "path_upgraded"
     INVITE = "invite"
     JOINED = "joined"
     POOL_WARNING = "pool_warning"

@@ -276,6 +276,7 @@ class _Command:
             neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
             SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), lan,
+            self._options.reach,
         )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],

@@ -139,6 +139,30 @@ def _describe_lan_missed(event: Event) -> Iterator[str]:
     yield f"peer {peer} of the local network was not joined, it is tried again: {event.fields['message']}"
 
 
+_REACH = {
+    "public": "others can dial this node",
+    "private": "others cannot dial this node",
+    "unknown": "whether others can dial this node is not known yet",
+}
+_NAT = {"none": "no NAT", "cone": "a NAT that keeps ports", "symmetric": "a symmetric NAT", "unknown": ""}
+
+
+def _describe_reach(event: Event) -> Iterator[str]:
+    facts = [_REACH[event.fields["reachability"]], _NAT[event.fields["nat"]]]
+    facts.append("relays are asked" if event.fields["needs_relay"] else "")
+    yield f"reach    {'; '.join(fact for fact in facts if fact)}"
+
+
+def _describe_relays(event: Event) -> Iterator[str]:
+    relays = [_short(relay) for relay in event.fields["relays"]]
+    yield f"relays   {', '.join(relays)}" if relays else "relays   none: only peers that this node dials are met"
+
+
+def _describe_upgrade(event: Event) -> Iterator[str]:
+    peer, after_s = _short(event.fields["peer_id"]), event.fields["after_ms"] / 1000
+    yield f"peer {peer} is reached directly now, after {after_s:.1f} s through a relay"
+
+
 def _describe_invite(event: Event) -> Iterator[str]:
     yield "another machine joins with:"
     yield f"  p2pmesh up --join {event.fields['invite']}"
@@ -441,6 +465,9 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.ADDRESSES: _describe_addresses,
     EventName.LAN_PEER_MET: _describe_lan_met,
     EventName.LAN_PEER_MISSED: _describe_lan_missed,
+    EventName.REACH_CHANGED: _describe_reach,
+    EventName.RELAYS_CHANGED: _describe_relays,
+    EventName.PATH_UPGRADED: _describe_upgrade,
     EventName.INVITE: _describe_invite,
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.RUN_TAKEN_OVER: _describe_taken_over,

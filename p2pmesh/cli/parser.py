@@ -30,6 +30,7 @@ from p2pmesh.app.config import (
     choose_home,
 )
 from p2pmesh.app.invite_text import read_invite_text
+from p2pmesh.app.relay_options import read_reach
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
@@ -45,6 +46,7 @@ from p2pmesh.cli.pool_parser import add_pool, pool_choice
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.guardrails.policy import GuardrailMode
 from p2pmesh.core.ownership import TrustPolicy
+from p2pmesh.core.relaying import RelayService
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
 
@@ -126,6 +128,10 @@ def _add_up(commands: Commands) -> None:
     add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that; repeatable")
     ways = [item.value for item in Discovery]
     add("--discovery", choices=ways, default=Discovery.NOSTR.value, help="mdns: the local network; none: invites alone")
+    add("--relay", metavar="MULTIADDR", action="append", default=[], help="be reached by it behind a NAT; repeatable")
+    services = [item.value for item in RelayService]
+    add("--relay-service", choices=services, default=RelayService.AUTO.value, help="relay for peers behind NATs")
+    add("--relay-limit", metavar="NAME=VALUE", action="append", default=[], help="of what it relays; repeatable")
     add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--device", metavar="NAME,NAME", type=_names, default=(), help="what stages run on (default: GPUs, if any)")
@@ -332,6 +338,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         mixture=read_mixture(args.mesh_option),
         guardrails=read_guardrails(args.guardrails, args.guardrail_option),
         pool=pool_choice(args),
+        reach=read_reach(args.relay, args.relay_service, args.relay_limit),
         replan_after_s=args.replan_after,
         discovery=Discovery(args.discovery),
     )

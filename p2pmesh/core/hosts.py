@@ -25,9 +25,12 @@ class HostPolicy:
 
 
 def hosts_of(addresses: Iterable[str]) -> frozenset[Host]:
-    """The public hosts that multiaddrs name; whatever cannot be read names none."""
+    """The public hosts that multiaddrs name; whatever cannot be read names none, nor does an address at a relay: that
+    has many peers, and bounds them itself."""
     found = set()
     for address in addresses:
+        if "/p2p-circuit" in address:
+            continue
         parts = address.split("/")
         if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
             host = _host_of(parts[2])

@@ -6,7 +6,7 @@ relay carry traffic for him, or take the places of members.
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import GIB, KIB, MICROS_PER_SECOND, Micros
@@ -28,6 +28,23 @@ class RelayLimits:
     stranger_circuits_per_network: int = 4
     stranger_circuit_bytes: int = 4096 * KIB
     stranger_circuit_s: int = 120
+
+
+class RelayService(StrEnum):
+    """Whether this node relays for others: if nothing speaks against it, always, or never."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class ReachSettings:
+    """What the operator says: relays to use, each with its peer id, and what is given as one."""
+
+    relays: tuple[str, ...] = ()
+    service: RelayService = RelayService.AUTO
+    limits: RelayLimits = RelayLimits()
 
 
 class RelayRefusal(Enum):

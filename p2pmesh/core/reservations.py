@@ -39,6 +39,8 @@ class Candidate:
     """Our operator named it."""
     is_announced: bool = False
     """It says that it relays. One that does not may do so all the same."""
+    order: int = 0
+    """Which of equals comes first; another at each node, or all would choose the same relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ class ReservationsMachine:
         return (*wanted, RelaysChanged()) if is_news else wanted
 
     def _on_candidates(self, candidates: tuple[Candidate, ...], now: Micros) -> None:
-        ordered = sorted(candidates, key=lambda one: (not one.is_told, not one.is_announced, one.peer))
+        ordered = sorted(candidates, key=lambda one: (not one.is_told, not one.is_announced, one.order, one.peer))
         kept = {one.peer: one for one in ordered[: self._policy.capacity]}
         self._present = frozenset(kept)
         for peer, candidate in kept.items():
@@ -267,6 +269,7 @@ class ReservationsMachine:
                 relay.failures,
                 relay.candidate.network in used,
                 not relay.candidate.is_announced,
+                relay.candidate.order,
                 peer,
             )
             for peer, relay in self._relays.items()

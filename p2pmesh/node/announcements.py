@@ -239,6 +239,12 @@ class AnnouncementBoard:
             self.topics.speak()
         return is_news
 
+    def note_reach(self, *, is_relay: bool) -> None:
+        """Where we are reached may be elsewhere, and we relay for others or do not; gossiped at once."""
+        self._own = replace(self._own, is_relay=is_relay)
+        self.topics.speak()
+        self.changes.mark()
+
     def raise_incarnation(self, above: int) -> int:
         """Announces a higher incarnation than ``above`` from now on, which others took for our newest; returns it."""
         incarnation = max(above + 1, self._own.incarnation + 1, self._ports.clock.unix_ms())
@@ -461,6 +467,7 @@ def _acted_on(said: Announcement) -> tuple[object, ...]:
         said.shard_depth,
         said.max_layers,
         said.is_on_battery or said.is_busy,
+        said.is_relay,
         said.wanted,
         said.loadable,
         _waited_for(said.demand),

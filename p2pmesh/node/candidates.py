@@ -23,8 +23,8 @@ MEET_AGAIN_S = 30.0
 
 
 def is_behind_nat(peer: Announcement) -> bool:
-    """Whether a peer names only addresses at relays."""
-    return bool(peer.addresses) and all("/p2p-circuit" in address for address in peer.addresses)
+    """Whether a peer names addresses at relays, as those do that cannot be dialled from everywhere."""
+    return any("/p2p-circuit" in address for address in peer.addresses)
 
 
 def is_spared(peer: Announcement) -> bool:

@@ -58,6 +58,11 @@ class Links:
         """Bytes that came for another reason, and the time that they took."""
         self._machine.handle(links.TransferTimed(peer, size_bytes, elapsed_us), self._ports.clock.now())
 
+    def look_again(self) -> None:
+        """A path has changed: what is known of it is of another one. Others hear of it with the next announcement."""
+        self._sample()
+        self._overlay.board.share_links(self._shared())
+
     # --- measuring -----------------------------------------------------------------
     async def run(self) -> None:
         """Samples, probes and shares until cancelled."""

@@ -16,6 +16,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.ownership import TrustStore
+from p2pmesh.core.relaying import ReachSettings
 from p2pmesh.core.retry_after import LEAST_S
 from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
@@ -36,6 +37,7 @@ from p2pmesh.node.own_identity import IdentityGuard
 from p2pmesh.node.peers_view import describe_peers
 from p2pmesh.node.pool import PoolService
 from p2pmesh.node.profiles import Profiles
+from p2pmesh.node.reach import Reach
 from p2pmesh.node.records import Records
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
@@ -46,7 +48,7 @@ from p2pmesh.node.servable import Servable, ServableFile, ServableRun
 from p2pmesh.node.serving_options import ServingOptions, check_split
 from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stages import StageParts, Stages
-from p2pmesh.node.status import ModelCoordinator, describe_node
+from p2pmesh.node.status import ModelCoordinator, describe_node, describe_reach
 from p2pmesh.node.succession import SuccessionParts, Successions
 from p2pmesh.node.tokenizing import TextOrTokens, TokenizeExchanges
 from p2pmesh.node.vigil import Vigils
@@ -80,6 +82,7 @@ class NodeParts:
     speeds: SpeedStore | None = None
     lan: Lan | None = None
     """None where nothing is to be sent or heard on the local network."""
+    reach: ReachSettings = field(default_factory=ReachSettings)
 
 
 class Node:
@@ -95,6 +98,8 @@ class Node:
         self.vigils = Vigils(self.overlay, ports.clock, ports.entropy, ports.network.round_trip_s)
         self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models, report)
         self.links = Links(self.overlay, ports, self._is_generating)
+        self.reach = Reach(self.overlay, ports, parts.reach, report)
+        self.reach.on_upgraded = self.links.look_again
         self.liveness = Liveness(self.overlay, ports, report)
         self.lan = LanMeetings(self.overlay, ports, parts.lan, report)
         self._connections = Connections(self.overlay, ports)
@@ -161,6 +166,7 @@ class Node:
             await nursery.start(self.liveness.run)
             nursery.start_soon(self._report_ready)
             nursery.start_soon(self.links.run)
+            nursery.start_soon(self.reach.run)
             nursery.start_soon(self._connections.run)
             nursery.start_soon(self.records.run)
             nursery.start_soon(self._identity_guard.run)
@@ -359,6 +365,7 @@ class Node:
             "machine": asdict(self._machine.profile()),
             "pool": None if self.pool is None else self.pool.describe(),
             "lan": self.lan.describe(),
+            "reach": describe_reach(self.reach.report()),
         }  # fmt: skip
 
     async def peers(self) -> dict[str, Any]:

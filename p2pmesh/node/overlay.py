@@ -134,6 +134,8 @@ class Overlay:
         self._open_exchanges: dict[type, Exchange] = {}
         self.revocations = Revocations(self.credentials, ports, self.put_out)
         self._nursery: trio.Nursery | None = None
+        self.is_guest: Callable[[PeerId], bool] = lambda peer: False
+        """Whether a peer that says no hello may stay a while longer, since one of us relays for the other."""
         self.has_parted: Callable[[PeerId], bool] = lambda peer: False
         """Whether we and a peer whose connection is gone agreed to end it; asked once."""
 
@@ -560,6 +562,9 @@ class Overlay:
 
     async def _perform(self, effect: admission.Effect) -> None:
         match effect:
+            case admission.Drop(peer, ErrorCode.DEADLINE_EXCEEDED) if self.is_guest(peer):
+                for other in self._admission.handle(admission.Connected(peer), self._ports.clock.now()):
+                    await self._perform(other)
             case admission.Drop(_, code):
                 self._drop(effect, is_told=code not in _DROPPED_UNTOLD)
             case admission.Lose(peer):

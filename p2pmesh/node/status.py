@@ -1,6 +1,7 @@
 """What a node tells its console: plain values that JSON can hold."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from p2pmesh.base.ids import PeerId
@@ -8,6 +9,7 @@ from p2pmesh.core.coordination import RunPhase
 from p2pmesh.core.links import LinkEstimate
 from p2pmesh.core.membership_events import GONE
 from p2pmesh.core.planning.outcome import StepEstimate
+from p2pmesh.core.reachability import ReachReport
 from p2pmesh.node.liveness import Liveness
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.ownership import PeerTrust
@@ -140,6 +142,21 @@ def _describe_link(peer: PeerId, link: LinkEstimate) -> dict[str, Any]:
         "jitter_us": link.jitter_us,
         "throughput_bytes_per_s": link.throughput_bytes_per_s or None,
         "path": "relayed" if link.is_relayed else "direct",
+    }
+
+
+def describe_reach(report: ReachReport) -> dict[str, Any]:
+    """How others reach this node."""
+    return {
+        "reachability": report.verdict.value,
+        "nat": report.nat.value,
+        "needs_relay": report.needs_relay,
+        "witnesses": {"reached": report.reached_networks, "failed": report.failed_networks},
+        "observed_hosts": list(report.observed_hosts),
+        "confirmed_addresses": list(report.confirmed_addresses),
+        "reservations": [asdict(held) for held in report.reservations],
+        "relaying": asdict(report.relaying),
+        "paths": {"direct": report.direct_peers, "relayed": report.relayed_peers},
     }
 
 

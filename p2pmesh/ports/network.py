@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from p2pmesh.base.ids import PeerId
+from p2pmesh.ports.reach import ReachPort
 
 
 class ByteStream(Protocol):
@@ -127,6 +128,10 @@ class Network(Protocol):
     @property
     def peer_id(self) -> PeerId:
         """Our own peer id."""
+
+    @property
+    def reach(self) -> ReachPort:
+        """Relays, witnesses and direct paths."""
 
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs that others can dial us at, ``/p2p/<peer id>`` included."""

@@ -174,6 +174,8 @@ class Announcement:
     is_on_battery: bool = declared(Boolean(), False)
     is_busy: bool = declared(Boolean(), False)
     """Its owner's other programs take most of the machine."""
+    is_relay: bool = declared(Boolean(), False)
+    """Others can dial it, and it relays for peers behind NATs."""
 
     @property
     def freshness(self) -> tuple[int, int]:

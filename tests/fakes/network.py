@@ -26,6 +26,7 @@ from p2pmesh.ports.network import (
     RecordPeers,
     StreamServer,
 )
+from tests.fakes.reach import FakeReach
 
 PIPE_BYTES = 256 * 1024
 MAX_QUEUED_MESSAGES = 256
@@ -198,6 +199,7 @@ class FakeNetwork:
         self.is_record_server = False
         self._fault_sink, self._fault_source = trio.open_memory_channel[PeerFault](MAX_QUEUED_MESSAGES)
         self.events = ConnectionEvents()
+        self.reach = FakeReach()
         self.nursery = nursery
         self.overlay = overlay
         self._peer_id = peer_id

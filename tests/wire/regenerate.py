@@ -90,7 +90,7 @@ def announcement_of(key: TestKey) -> announcement.Announcement:
         decode_tokens_per_s_milli=12_500, wanted=("qwen3-4b",), on_disk=(HELD,), links=LINKS, ownership=b"claim",
         passes=(FOUNDERS_PASS,), decode_bytes_per_s=6_400_000_000,
         loadable=(announcement.model_hash_of("gemma-3-270m"),), demand=(DEMAND,),
-        max_layers=20, is_on_battery=True, is_busy=True,
+        max_layers=20, is_on_battery=True, is_busy=True, is_relay=True,
     )  # fmt: skip
 
 
@@ -378,6 +378,7 @@ def announcements() -> Case:
         "cap of layers as nil": {"max_layers": None},
         "battery as a number": {"is_on_battery": 1},
         "busy as text": {"is_busy": "yes"},
+        "a number as is_relay": {"is_relay": 1},
         "demand as a float": {"demand": [[DEMAND_ROW[0], 1.0, *DEMAND_ROW[2:]]]},
     }
     changed = {name: list({**good, **change}.values()) for name, change in changes.items()}

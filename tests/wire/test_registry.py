@@ -2,13 +2,14 @@
 
 import re
 import tomllib
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from p2pmesh.adapters.p2p import autonat, delimited, punch, relay
 from p2pmesh.base import limits
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import MeshId
@@ -17,6 +18,8 @@ from p2pmesh.core.coordination import StageState
 from p2pmesh.core.credentials import CODES, RefusalReason
 from p2pmesh.core.membership import MembershipPolicy
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy
+from p2pmesh.core.reachability import ReachabilityPolicy
+from p2pmesh.core.relaying import RelayLimits
 from p2pmesh.core.tool_calls.formats import FORMATS
 from p2pmesh.model import package as layer_package
 from p2pmesh.wire import (
@@ -95,6 +98,20 @@ def test_numbers_are_those_of_the_code(table: str, enum: type[IntEnum] | type[In
 def test_messages_and_records_are_those_of_the_code() -> None:
     assert REGISTRY["messages"] == {kind: fields_of(cls) for kind, cls in control.KINDS.items()}
     assert REGISTRY["records"] == {name: fields_of(cls) for name, cls in RECORDS.items()}
+
+
+def test_reach_is_that_of_the_code() -> None:
+    assert REGISTRY["reach"] == {
+        "hop": relay.HOP_PROTOCOL,
+        "stop": relay.STOP_PROTOCOL,
+        "dial_back": autonat.AUTONAT_PROTOCOL,
+        "hole_punching": punch.DCUTR_PROTOCOL,
+        "message_bytes": delimited.MAX_DELIMITED_BYTES,
+        "agreeing_networks": ReachabilityPolicy().agreeing_networks,
+        "dialled_addresses": autonat.MAX_DIALLED,
+        "met_addresses": punch.MAX_MET,
+    }
+    assert REGISTRY["relay_limits"] == asdict(RelayLimits())
 
 
 def test_error_codes_are_those_of_the_code() -> None:

@@ -41,6 +41,31 @@ class PeerFaults:
         return self._faults.popleft()
 
 
+class PathChanges:
+    """Counts connections that come and go, also those that are not a peer's first or last."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._news = trio.Event()
+
+    def mark(self) -> None:
+        """One came or went."""
+        self.count += 1
+        self._news.set()
+        self._news = trio.Event()
+
+    async def wait_changed(self) -> None:
+        """Waits for the next."""
+        await self._news.wait()
+
+    async def wait_beyond(self, seen: int) -> int:
+        """Waits until the count is above ``seen``; what it is then."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while self.count <= seen:
+            await self._news.wait()
+        return self.count
+
+
 class ConnectionEvents:
     """Folds events per peer: however slowly the node listens, there is at most one entry per peer.
 

@@ -20,6 +20,7 @@ Cured here, each measured or read in the installed source:
 - control lists of a gossip message were not bounded, and topics nobody joined grew tables for ever;
 - a thousand gossip messages of up to 64 KiB were kept, and the time of every one for ever;
 - the auto-connector dials every peer that was ever heard of;
+- a peer with a relayed connection beside a direct one was not told where it was seen on either;
 - ``logging.warning`` on the root logger, and an error line for each normal end of a connection.
 """
 
@@ -40,7 +41,6 @@ import libp2p.transport.tcp.tcp as libp2p_tcp
 import trio
 from google.protobuf.message import DecodeError
 from libp2p.abc import IMuxedConn, INetConn, INetStream, IRawConnection, ISecureConn
-from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.auto_connector import AutoConnector
@@ -62,7 +62,7 @@ from multiaddr import Multiaddr
 import p2pmesh
 from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.doorway import Doorway, Gate, source_of
-from p2pmesh.adapters.p2p.events import PeerFaults
+from p2pmesh.adapters.p2p.events import PathChanges, PeerFaults
 from p2pmesh.adapters.p2p.keys import peer_id_of
 from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
 from p2pmesh.adapters.p2p.noise import NoiseChannel
@@ -74,7 +74,7 @@ from p2pmesh.ports.network import FaultKind
 
 LIBP2P_VERSION = "0.8.1"
 MAX_CONNECTIONS_PER_PEER = 2
-"""Two peers that dial each other at once have two; more serve nobody."""
+"""Of each kind, direct and relayed: two peers that dial each other at once have two; more serve nobody."""
 MAX_GOSSIP_CONTROLS = 256
 """Entries of each control list (IHAVE, IWANT, GRAFT, PRUNE) in one gossip message."""
 MUXER_TIMEOUT_S = 10
@@ -88,6 +88,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("libp2p.host.basic_host", "BasicHost._identify_task_entry"),
     ("libp2p.host.basic_host", "BasicHost._swarm_stream_handler"),
     ("libp2p.identity.identify.identify", "AGENT_VERSION"),
+    ("libp2p.identity.identify.identify", "_prefer_circuit_addr"),
     ("libp2p.kad_dht.common", "PROTOCOL_ID"),
     ("libp2p.kad_dht.common", "MAX_DHT_MESSAGE_SIZE"),
     ("libp2p.kad_dht.kad_dht", "PROTOCOL_ID"),
@@ -140,6 +141,7 @@ def harden_libp2p() -> None:
     _check_libp2p(importlib.metadata.version("libp2p"))
     libp2p_tcp._set_reuse_flags = _own_the_port
     libp2p_identify.AGENT_VERSION = AGENT_VERSION
+    vars(libp2p_identify)["_prefer_circuit_addr"] = _observed_here
     for module in (libp2p_pubsub, libp2p_gossipsub):
         vars(module)["maybe_consume_signed_record"] = _leave_signed_record
     # That module warns on the root logger; as a logger of its own it obeys the level set below.
@@ -151,6 +153,11 @@ def harden_libp2p() -> None:
 def _leave_signed_record(message: Any, host: Any, peer_id: Any) -> bool:
     """Whom a message is from is proved by the connection; where that peer listens we learn from its announcement."""
     return True
+
+
+def _observed_here(host: Any, peer_id: Any, observed: Any) -> Any:
+    """A peer is told where it was seen on the connection that it asks on, whatever other connections it has."""
+    return observed
 
 
 def _check_libp2p(version: str) -> None:
@@ -257,6 +264,7 @@ class HardenedSwarm(Swarm):
         self.peer_faults = PeerFaults()
         self.doorway = Doorway(self.gate.is_spared)
         self._strangers: dict[YamuxConnection, None] = {}
+        self.paths = PathChanges()
 
     @property
     def manager(self) -> Any:
@@ -269,8 +277,8 @@ class HardenedSwarm(Swarm):
             raise SwarmException("the connection is not ours")
         if isinstance(muxed_conn.secured_conn, NoiseChannel):
             self.doorway.leave(muxed_conn.secured_conn.raw)
-        self._make_room_for(muxed_conn.peer_id)
-        refusal = self._why_refused(muxed_conn.peer_id)
+        self._make_room_for(muxed_conn)
+        refusal = self._why_refused(muxed_conn)
         if refusal is not None:
             muxed_conn.abort(refusal)
             raise SwarmException(refusal)
@@ -298,8 +306,17 @@ class HardenedSwarm(Swarm):
     def newest_connection(self, peer: ID) -> YamuxConnection | None:
         """The one to open streams on: direct before relayed, then the newest, for an older one may be a life ago."""
         usable = [muxed for muxed in self.connections_of(peer) if muxed.is_established]
-        direct = [muxed for muxed in usable if muxed.get_connection_type() is not ConnectionType.RELAYED]
+        direct = [muxed for muxed in usable if not muxed.is_relayed]
         return next(reversed(direct or usable), None)
+
+    def direct_connection(self, peer: ID) -> YamuxConnection | None:
+        """The newest that goes through no relay."""
+        newest = self.newest_connection(peer)
+        return None if newest is None or newest.is_relayed else newest
+
+    def relayed_connections(self, peer: ID) -> list[YamuxConnection]:
+        """Those that go through relays, and stand."""
+        return [muxed for muxed in self.connections_of(peer) if muxed.is_relayed and muxed.is_established]
 
     def _select_connection(self, connections: list[INetConn], peer_id: ID) -> INetConn:
         newest = self.newest_connection(peer_id)
@@ -310,7 +327,8 @@ class HardenedSwarm(Swarm):
         """Gives the connections of a peer, also later ones, the limits of a member, as long as it has any."""
         connections = self.connections_of(peer)
         if connections:
-            self.gate.admit(peer, frozenset(source_of(muxed.get_remote_address()) for muxed in connections))
+            known = (muxed.get_remote_address() for muxed in connections)
+            self.gate.admit(peer, frozenset(source_of(address) for address in known if address is not None))
         for muxed in connections:
             muxed.limits = MEMBER_LIMITS
             self._strangers.pop(muxed, None)
@@ -328,21 +346,23 @@ class HardenedSwarm(Swarm):
         for muxed in self.connections_of(peer):
             muxed.abort("the peer is banned")
 
-    def _standing(self, peer: ID) -> list[YamuxConnection]:
-        """Those that live; libp2p takes a moment to forget one that has ended."""
-        return [muxed for muxed in self.connections_of(peer) if not muxed.is_closed]
+    def _standing(self, like: YamuxConnection) -> list[YamuxConnection]:
+        """Those of its peer and kind that live; libp2p takes a moment to forget one that has ended."""
+        connections = self.connections_of(like.peer_id)
+        return [muxed for muxed in connections if not muxed.is_closed and muxed.is_relayed == like.is_relayed]
 
-    def _why_refused(self, peer: ID) -> str | None:
+    def _why_refused(self, muxed_conn: YamuxConnection) -> str | None:
+        peer = muxed_conn.peer_id
         if self.gate.is_banned(peer):
             return "the peer is banned"
-        if len(self._standing(peer)) >= MAX_CONNECTIONS_PER_PEER:
+        if len(self._standing(muxed_conn)) >= MAX_CONNECTIONS_PER_PEER:
             self.peer_faults.put(peer_id_of(peer), FaultKind.FLOOD)
             return f"{peer} has {MAX_CONNECTIONS_PER_PEER} connections already"
         return None
 
-    def _make_room_for(self, peer: ID) -> None:
+    def _make_room_for(self, muxed_conn: YamuxConnection) -> None:
         """A peer that comes back before we notice that its old connections are dead must not be kept out by them."""
-        standing = self._standing(peer)
+        standing = self._standing(muxed_conn)
         if len(standing) >= MAX_CONNECTIONS_PER_PEER:
             silent = next((muxed for muxed in standing if muxed.is_silent), None)
             if silent is not None:

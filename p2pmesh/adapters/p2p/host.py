@@ -6,12 +6,13 @@ could break is cured in ``hardening``; gossip is in ``gossip``.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
 import trio
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
-from libp2p.connection_types import ConnectionType
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -19,7 +20,6 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.rcmgr import Direction
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL_ID
-from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
@@ -31,13 +31,14 @@ from p2pmesh.adapters.p2p.addresses import (
     parse_announced_addresses,
     parse_listen_addresses,
     port_in_use,
-    why_dial_failed,
 )
+from p2pmesh.adapters.p2p.circuit import CircuitAddress, circuits_to, is_circuit
 from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.dht import RecordTable
 from p2pmesh.adapters.p2p.events import ConnectionEvents
 from p2pmesh.adapters.p2p.gossip import Gossip, open_gossip
 from p2pmesh.adapters.p2p.hardening import (
+    MAX_CONNECTIONS_PER_PEER,
     HardenedHost,
     HardenedSwarm,
     HardenedUpgrader,
@@ -45,10 +46,11 @@ from p2pmesh.adapters.p2p.hardening import (
     harden_libp2p,
 )
 from p2pmesh.adapters.p2p.keys import libp2p_id, libp2p_key_pair, peer_id_of
-from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
 from p2pmesh.adapters.p2p.noise import NoiseTransport
 from p2pmesh.adapters.p2p.own_addresses import OwnAddresses
-from p2pmesh.adapters.p2p.streams import PeerStream, forget_net_stream
+from p2pmesh.adapters.p2p.racing import Attempt, DialRace
+from p2pmesh.adapters.p2p.reach import Reach
+from p2pmesh.adapters.p2p.streams import PeerStream, forget_net_stream, open_stream_on
 from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
 from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
@@ -70,23 +72,25 @@ MAX_CONNECTIONS = 512
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 DISCONNECT_TIMEOUT_S = 2.0
-STAGGER_S = 0.25
-"""Head start of each address over the next; a faster failure starts the next at once."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """What a network stands on."""
+
+    host: HardenedHost
+    swarm: HardenedSwarm
+    noise: NoiseTransport
+    own_addresses: OwnAddresses
 
 
 class Libp2pNetwork:
     """Implements ``ports.network.Network`` on a running host; made by ``open_network``."""
 
-    def __init__(
-        self,
-        host: HardenedHost,
-        swarm: HardenedSwarm,
-        gossip: Gossip,
-        events: ConnectionEvents,
-        own_addresses: OwnAddresses,
-    ) -> None:
+    def __init__(self, built: _Built, gossip: Gossip, events: ConnectionEvents) -> None:
+        host, swarm, own_addresses = built.host, built.swarm, built.own_addresses
         self._host = host
         self._swarm = swarm
         self._gossip = gossip
@@ -95,6 +99,7 @@ class Libp2pNetwork:
         self._peer_id = peer_id_of(host.get_id())
         self._dialling: dict[PeerId, trio.Event] = {}
         self.records = RecordTable(host, self.open_stream, lambda: len(events.connected_peers()))
+        self.reach = Reach(self, host, swarm, built.noise)
 
     @property
     def peer_id(self) -> PeerId:
@@ -102,8 +107,8 @@ class Libp2pNetwork:
         return self._peer_id
 
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs that others can dial us at, best first."""
-        return tuple(str(address) for address in self._host.get_addrs())
+        """Multiaddrs that others can dial us at: direct ones, best first, then those at relays."""
+        return self.reach.with_found(tuple(str(address) for address in self._host.get_addrs()))
 
     def bound_addresses(self) -> tuple[str, ...]:
         """Multiaddrs that are listened on, "every interface" as it is."""
@@ -122,8 +127,10 @@ class Libp2pNetwork:
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, "that address leads to this node itself")
         if self._swarm.gate.is_banned(target):
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"peer {peer} is banned here for what it did")
-        usable = self._own_addresses.order_dials(dialable(peer, addresses), self._host.get_transport_addrs())
-        failures: dict[Multiaddr, str] = {}
+        circuits = circuits_to(peer, addresses)
+        direct = tuple(address for address in addresses if not is_circuit(address))
+        usable = self._ordered(dialable(peer, direct)) if direct or not circuits else ()
+        race = DialRace()
         with trio.move_on_after(timeout_s):
             while peer in self._dialling:
                 await self._dialling[peer].wait()
@@ -131,46 +138,47 @@ class Libp2pNetwork:
                 return
             done = self._dialling[peer] = trio.Event()
             try:
-                await self._race(target, usable, failures)
+                relayed = [self._by_relay(target, one) for one in circuits]
+                await race.run([self._by_address(target, one) for one in usable], relayed)
             finally:
                 del self._dialling[peer]
                 done.set()
         if self._connection(target) is None:
-            tried = ", ".join(f"{address} ({failures.get(address, 'no answer')})" for address in usable)
+            names = (*map(str, usable), *(_relay_name(one) for one in circuits))
+            tried = ", ".join(f"{name} ({race.failures.get(name, 'no answer')})" for name in names)
             tried = tried or ("only addresses of this node" if addresses else "no usable address was given")
             raise PeerUnavailable(
                 ErrorCode.PEER_UNREACHABLE, f"cannot reach peer {peer} within {timeout_s:g} s; tried: {tried}"
             )
 
-    async def _race(self, target: ID, addresses: tuple[Multiaddr, ...], failures: dict[Multiaddr, str]) -> None:
-        """Returns when a connection stands or all have failed; why each did is noted."""
+    def _ordered(self, addresses: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
+        return self._own_addresses.order_dials(addresses, self._host.get_transport_addrs())
 
-        async def attempt(address: Multiaddr, failed: trio.Event) -> None:
-            failure = await self._attempt(target, address)
-            if failure is None:
-                nursery.cancel_scope.cancel()
-                return
-            failures[address] = failure
-            failed.set()
+    def _by_address(self, target: ID, address: Multiaddr) -> Attempt:
+        return Attempt(str(address), partial(self._dial_address, target, address))
 
-        async with trio.open_nursery() as nursery:
-            for address in addresses:
-                failed = trio.Event()
-                nursery.start_soon(attempt, address, failed)
-                with trio.move_on_after(STAGGER_S):
-                    await failed.wait()
+    def _by_relay(self, target: ID, circuit: CircuitAddress) -> Attempt:
+        return Attempt(_relay_name(circuit), partial(self.reach.dial_circuit, target, circuit))
 
-    async def _attempt(self, target: ID, address: Multiaddr) -> str | None:
-        """None for a connection to the peer; why not otherwise. Who else answers there is no fault of the peer."""
-        try:
-            connection = await self._swarm.dial_addr(address, target)
-        except Exception as error:  # noqa: BLE001  libp2p lets through whatever handshakes raise
-            log.debug("dialling %s failed: %r", address, error)
-            return why_dial_failed(error)
+    async def _dial_address(self, target: ID, address: Multiaddr) -> None:
+        """Who else answers there is no fault of the peer."""
+        connection = await self._swarm.dial_addr(address, target)
         if connection.muxed_conn.peer_id != target:
             await self._close(connection)
-            return ANOTHER_PEER
-        return None
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, ANOTHER_PEER)
+
+    async def dial_direct(self, peer: PeerId, addresses: tuple[str, ...], timeout_s: float) -> None:
+        """Connects past relays, also where a relayed connection stands; ``PeerUnavailable(PEER_UNREACHABLE)``."""
+        target = libp2p_id(peer)
+        with trio.move_on_after(timeout_s):
+            while peer in self._dialling and self._swarm.direct_connection(target) is None:
+                await self._dialling[peer].wait()
+            if self._swarm.direct_connection(target) is None:
+                usable = self._ordered(dialable(peer, addresses))
+                await DialRace().run([self._by_address(target, one) for one in usable])
+        if self._swarm.direct_connection(target) is None:
+            text = f"cannot reach peer {peer} without a relay within {timeout_s:g} s"
+            raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, text)
 
     def connected_peers(self) -> frozenset[PeerId]:
         """Peers with a connection now."""
@@ -240,8 +248,7 @@ class Libp2pNetwork:
         connection = self._connection(libp2p_id(peer))
         if connection is None:
             return None
-        is_relayed = connection.get_connection_type() is ConnectionType.RELAYED
-        return PathKind.RELAYED if is_relayed else PathKind.DIRECT
+        return PathKind.RELAYED if connection.is_relayed else PathKind.DIRECT
 
     def use_of(self, peer: PeerId) -> ConnectionUse | None:
         """Exchanges that are open, and whether the peer is in a gossip mesh."""
@@ -250,7 +257,8 @@ class Libp2pNetwork:
         standing = [one for one in muxed if isinstance(one, YamuxConnection) and not one.is_closed]
         if not standing:
             return None
-        return ConnectionUse(sum(one.exchange_count for one in standing), self._gossip.is_in_mesh(target))
+        exchanges = sum(one.exchange_count for one in standing) + self.reach.uses_relay(peer)
+        return ConnectionUse(exchanges, self._gossip.is_in_mesh(target))
 
     def _connection(self, target: ID) -> YamuxConnection | None:
         return self._swarm.newest_connection(target)
@@ -263,27 +271,9 @@ class Libp2pNetwork:
         if connection is None:
             await trio.lowlevel.checkpoint()  # whoever tries in a loop must let the end of the connection be noticed
             raise PeerUnavailable(ErrorCode.PEER_LOST, f"there is no connection to peer {peer}; dial it first")
-        connection.expect_answers()
-        stream: YamuxStream | None = None
-        is_agreed = False
-        try:
-            with trio.move_on_after(timeout_s):
-                stream = await connection.open_stream()
-                await propose(stream, protocol_id)
-                is_agreed = True
-        except (NegotiationRefused, MuxedStreamError) as error:
-            code = ErrorCode.PEER_LOST if connection.is_closed else ErrorCode.PEER_UNREACHABLE
-            raise PeerUnavailable(code, f"cannot open {protocol_id} to peer {peer}: {error}") from error
-        finally:
-            if stream is not None and not is_agreed:
-                stream.abort()
-        if stream is None or not is_agreed:
-            raise PeerUnavailable(
-                ErrorCode.PEER_UNREACHABLE, f"peer {peer} did not answer for {protocol_id} within {timeout_s:g} s"
-            )
-        return PeerStream(stream)
+        return await open_stream_on(connection, protocol_id, timeout_s)
 
-    def serve(self, protocol_id: str, server: StreamServer) -> None:
+    def serve(self, protocol_id: str, server: StreamServer | Callable[[PeerStream], Awaitable[None]]) -> None:
         """Serves inbound streams of a protocol; a server that raises costs its stream, nothing else."""
 
         async def handle(net_stream: INetStream) -> None:
@@ -294,7 +284,9 @@ class Libp2pNetwork:
 
         self._host.set_stream_handler(TProtocol(protocol_id), handle)
 
-    async def _serve_stream(self, net_stream: INetStream, stream: PeerStream, server: StreamServer) -> None:
+    async def _serve_stream(
+        self, net_stream: INetStream, stream: PeerStream, server: Callable[[PeerStream], Awaitable[None]]
+    ) -> None:
         try:
             await server(stream)
             stream.close()
@@ -336,22 +328,30 @@ class Libp2pNetwork:
         return await self.records.find_providers(key, limit, timeout_s)
 
 
+def _relay_name(circuit: CircuitAddress) -> str:
+    return f"relay {circuit.relay}"
+
+
 class _ConnectionWatch(INotifee):
     """Tells the events of what libp2p connects, and lets the peer store forget who is gone."""
 
     def __init__(self, swarm: HardenedSwarm, events: ConnectionEvents) -> None:
         self._swarm = swarm
         self._events = events
+        self.on_gone: Callable[[PeerId], None] = lambda peer: None
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         is_inbound = getattr(conn, "direction", None) == Direction.INBOUND
         self._events.connected(peer_id_of(conn.muxed_conn.peer_id), is_inbound=is_inbound)
+        self._swarm.paths.mark()
 
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         peer = conn.muxed_conn.peer_id
+        self._swarm.paths.mark()
         if not self._swarm.get_connections(peer):
             self._swarm.gate.forget(peer)
             self._events.disconnected(peer_id_of(peer))
+            self.on_gone(peer_id_of(peer))
             with suppress(PeerStoreError):
                 self._swarm.peerstore.clear_peerdata(peer)
 
@@ -375,13 +375,11 @@ class _Runner:
     stop that is cancelled half-way leaves its listening sockets behind.
     """
 
-    def __init__(
-        self, host: HardenedHost, swarm: HardenedSwarm, listen: tuple[Multiaddr, ...], own_addresses: OwnAddresses
-    ) -> None:
-        self._host = host
-        self._swarm = swarm
+    def __init__(self, built: _Built, listen: tuple[Multiaddr, ...]) -> None:
+        self._built = built
+        self._host = built.host
+        self._swarm = built.swarm
         self._listen = listen
-        self._own_addresses = own_addresses
         self._stopping = trio.Event()
         self._outcome: Libp2pNetwork | ConfigError | None = None
         self._decided = trio.Event()
@@ -423,14 +421,16 @@ class _Runner:
 
     async def _start(self, stack: AsyncExitStack) -> "Libp2pNetwork | ConfigError":
         events = ConnectionEvents()
-        self._swarm.register_notifee(_ConnectionWatch(self._swarm, events))
+        watch = _ConnectionWatch(self._swarm, events)
+        self._swarm.register_notifee(watch)
         await stack.enter_async_context(self._host.run(self._listen))
         stack.push_async_callback(self._stop_listening)
         for address in self._listen:
             if str(address) not in self._swarm.listeners:
                 return port_in_use(str(address))
         gossip = await stack.enter_async_context(open_gossip(self._host))
-        network = Libp2pNetwork(self._host, self._swarm, gossip, events, self._own_addresses)
+        network = Libp2pNetwork(self._built, gossip, events)
+        watch.on_gone = network.reach.forget
         await stack.enter_async_context(network.records.running())
         return network
 
@@ -455,8 +455,8 @@ async def open_network(
     harden_libp2p()
     listen_addresses = parse_listen_addresses(listen)
     own_addresses = OwnAddresses(parse_announced_addresses(announce), interfaces or SystemInterfaces())
-    host, swarm = _build_host(identity, vigilance or Vigilance(), max_connections, own_addresses)
-    runner = _Runner(host, swarm, listen_addresses, own_addresses)
+    built = _build_host(identity, vigilance or Vigilance(), max_connections, own_addresses)
+    runner = _Runner(built, listen_addresses)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(runner.run)
@@ -476,7 +476,7 @@ async def open_network(
 
 def _build_host(
     identity: NodeIdentity, vigilance: Vigilance, max_connections: int, own_addresses: OwnAddresses
-) -> tuple[HardenedHost, HardenedSwarm]:
+) -> _Built:
     """Noise and yamux over TCP, nothing else: libp2p's defaults accept a peer under any name it likes."""
     keys = libp2p_key_pair(identity)
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
@@ -496,6 +496,7 @@ def _build_host(
             min_connections=0,
             low_watermark=0,
             high_watermark=max_connections,
+            max_connections_per_peer=2 * MAX_CONNECTIONS_PER_PEER,
         ),
     )
 
@@ -506,4 +507,4 @@ def _build_host(
 
     host = HardenedHost(network=swarm, addrs_factory=announce, disable_identify_address_discovery=True)
     host.guard_streams()
-    return host, swarm
+    return _Built(host, swarm, noise, own_addresses)

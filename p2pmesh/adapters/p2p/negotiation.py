@@ -27,18 +27,19 @@ class _Channel(Protocol):
 async def propose(channel: _Channel, protocol_id: str) -> None:
     """Agrees with the peer on ``protocol_id``; ``NegotiationRefused`` if it says no, answers badly or goes away."""
     try:
-        await channel.write(_encode_line(GREETING) + _encode_line(protocol_id))
-        greeting = await _read_line(channel)
+        await channel.write(encode_line(GREETING) + encode_line(protocol_id))
+        greeting = await read_line(channel)
         if greeting != GREETING:
             raise NegotiationRefused("the peer does not speak multistream")
-        answer = await _read_line(channel)
+        answer = await read_line(channel)
     except (IOException, MuxedStreamError) as error:
         raise NegotiationRefused(f"the peer closed while agreeing on {protocol_id}") from error
     if answer != protocol_id:
         raise NegotiationRefused(f"the peer does not speak {protocol_id}")
 
 
-def _encode_line(text: str) -> bytes:
+def encode_line(text: str) -> bytes:
+    """One line of multistream-select, its length first."""
     line = text.encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"protocol id of {len(line)} bytes")
@@ -47,7 +48,8 @@ def _encode_line(text: str) -> bytes:
     return prefix + line
 
 
-async def _read_line(channel: _Channel) -> str:
+async def read_line(channel: _Channel) -> str:
+    """The next line without its end; ``NegotiationRefused`` for one that is none, and whatever the channel raises."""
     first = (await _read_exactly(channel, 1))[0]
     length = first
     if first & 0x80:

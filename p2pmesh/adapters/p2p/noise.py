@@ -1,14 +1,16 @@
-"""Our own transport phase of noise over TCP, after libp2p's handshake.
+"""Our own transport phase of noise, after libp2p's handshake: over TCP, or over whatever else carries a connection.
 
 Owns the socket from the moment the handshake is done: one system call for many records, nothing awaited while a record
 is half written. Sealing and queueing are synchronous, so no cancellation can tear a record (in py-libp2p it does, and
 the whole connection is lost). The handshake, and who the peer is, stay with libp2p; so do the bytes on the wire: a
-2-byte big-endian length, then ChaCha20-Poly1305 with the record's number as nonce.
+2-byte big-endian length, then ChaCha20-Poly1305 with the record's number as nonce. Streams of relays as carriers are
+``circuit``'s.
 """
 
 import contextlib
 import os
 import socket as stdlib_socket
+from abc import ABC, abstractmethod
 from typing import cast
 
 import trio
@@ -60,18 +62,28 @@ class NoiseTransport(Transport):
 
 
 def _take_over(conn: IRawConnection, session: ISecureConn) -> "NoiseChannel":
-    """The session's keys and socket in a channel of ours. libp2p has read exactly the handshake and not a byte more."""
-    if not isinstance(conn, RawConnection) or not isinstance(conn.stream, TrioTCPStream):
-        raise HandshakeFailure("only TCP connections are carried")
+    """The session's keys and carrier in a channel of ours. libp2p has read exactly the handshake, not a byte more."""
     if not isinstance(session, SecureSession) or not isinstance(session.conn, BaseNoiseMsgReadWriter):
         raise HandshakeFailure("libp2p returned a session that is not noise")
     protocol = session.conn.noise_state.noise_protocol
     seal_key, open_key = protocol.cipher_state_encrypt.k, protocol.cipher_state_decrypt.k
-    return NoiseChannel(session, conn, conn.stream.stream.socket, seal_key, open_key)
+    if isinstance(conn, Carrier):
+        return conn.channel(session, seal_key, open_key)
+    if not isinstance(conn, RawConnection) or not isinstance(conn.stream, TrioTCPStream):
+        raise HandshakeFailure("only TCP connections are carried")
+    return SocketChannel(session, conn, conn.stream.stream.socket, seal_key, open_key)
 
 
-class NoiseChannel(BaseSession):
-    """Sealed bytes both ways over one TCP socket.
+class Carrier(RawConnection):
+    """A connection that is no socket, and knows its own channel."""
+
+    def channel(self, session: SecureSession, seal_key: bytes, open_key: bytes) -> "NoiseChannel":
+        """The channel over it, once the handshake is done."""
+        raise NotImplementedError
+
+
+class NoiseChannel(BaseSession, ABC):
+    """Sealed bytes both ways over what a subclass carries them by.
 
     ``submit`` never waits; ``write`` does. One task at a time may ``receive``. ``ConnectionClosedError`` is raised for
     every way in which the connection can end, a forged record among them.
@@ -81,7 +93,6 @@ class NoiseChannel(BaseSession):
         self,
         session: SecureSession,
         raw: RawConnection,
-        socket: trio.socket.SocketType,
         seal_key: bytes,
         open_key: bytes,
     ) -> None:
@@ -93,18 +104,33 @@ class NoiseChannel(BaseSession):
             is_initiator=session.is_initiator,
         )
         self._raw = raw
-        self._socket = socket
         self._seal, self._open = ChaCha20Poly1305(seal_key), ChaCha20Poly1305(open_key)
         self._sealed_count = self._opened_count = 0
         self._unsent = bytearray()
         self._unopened = b""
         self._unread = b""
-        self._is_drained = False
         self._is_flusher_running = False
         self._flushing = trio.Lock()
         self._room = trio.lowlevel.ParkingLot()
         self._work = trio.Event()
-        _tune(socket)
+
+    # --- what carries it
+
+    @abstractmethod
+    def _send_now(self, data: bytes | bytearray) -> int:
+        """As much of ``data`` as is taken without waiting; ``ConnectionClosedError``."""
+
+    @abstractmethod
+    async def _wait_sendable(self) -> None:
+        """Until more is taken; ``ConnectionClosedError``."""
+
+    @abstractmethod
+    async def _read_some(self) -> bytes:
+        """What has arrived, at least one byte; ``ConnectionClosedError``."""
+
+    @abstractmethod
+    def _close_carrier(self) -> None:
+        """Closes it now; wakes whoever waits on it. Never raises."""
 
     @property
     def raw(self) -> RawConnection:
@@ -140,14 +166,6 @@ class NoiseChannel(BaseSession):
         self._unsent += record
         self._work.set()
 
-    def _send_now(self, data: bytes | bytearray) -> int:
-        try:
-            return os.write(self._socket.fileno(), data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
-
     async def write(self, data: bytes) -> None:
         """``submit`` with back-pressure: waits while more than the high-water mark is unsent."""
         await self.wait_for_room()
@@ -169,7 +187,7 @@ class NoiseChannel(BaseSession):
         """Waits until everything submitted is with the kernel; a second task waits for the first."""
         async with self._flushing:
             while self._unsent:
-                await self._wait(trio.lowlevel.wait_writable)
+                await self._wait_sendable()
                 sent = self._send_now(self._unsent)
                 del self._unsent[:sent]
                 if self.has_room:
@@ -208,21 +226,8 @@ class NoiseChannel(BaseSession):
 
     async def _fill(self) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._is_drained:  # trying the socket again would delay whoever waits for what was just read
-            await self._wait(trio.lowlevel.wait_readable)
-        while True:
-            try:
-                chunk = os.read(self._socket.fileno(), READ_BYTES)
-            except BlockingIOError:
-                await self._wait(trio.lowlevel.wait_readable)
-                continue
-            except OSError as error:
-                raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
-            if not chunk:
-                raise ConnectionClosedError("the peer closed the connection", transport="tcp")
-            self._is_drained = len(chunk) < READ_BYTES
-            self._unopened = self._unopened + chunk if self._unopened else chunk
-            return
+        chunk = await self._read_some()
+        self._unopened = self._unopened + chunk if self._unopened else chunk
 
     def _open_records(self) -> bytes:
         data = memoryview(self._unopened)
@@ -246,21 +251,15 @@ class NoiseChannel(BaseSession):
         self._opened_count += 1
         return plaintext
 
-    async def _wait(self, wait: object) -> None:
-        try:
-            await wait(self._socket)  # type: ignore[operator]
-        except (trio.ClosedResourceError, OSError, ValueError) as error:
-            raise ConnectionClosedError("the connection was closed here", transport="tcp") from error
-
     # --- the rest of libp2p's interface
 
     def abort(self) -> None:
-        """Closes the socket now; wakes whoever waits on it."""
-        self._socket.close()
+        """Closes the connection below now; wakes whoever waits on it."""
+        self._close_carrier()
         self._room.unpark_all()
 
     async def close(self) -> None:
-        """Closes the socket."""
+        """Closes the connection below."""
         self.abort()
         await trio.lowlevel.checkpoint()
 
@@ -273,8 +272,69 @@ class NoiseChannel(BaseSession):
         return self._raw.get_transport_addresses()
 
     def get_connection_type(self) -> ConnectionType:
-        """Direct."""
+        """Direct, or through a relay."""
         return self._raw.get_connection_type()
+
+
+class SocketChannel(NoiseChannel):
+    """Over one TCP socket."""
+
+    def __init__(
+        self,
+        session: SecureSession,
+        raw: RawConnection,
+        socket: trio.socket.SocketType,
+        seal_key: bytes,
+        open_key: bytes,
+    ) -> None:
+        super().__init__(session, raw, seal_key, open_key)
+        self._socket = socket
+        self._is_drained = False
+        _tune(socket)
+
+    @property
+    def local_port(self) -> int | None:
+        """The port here; None once it is closed."""
+        try:
+            return int(self._socket.getsockname()[1])
+        except (OSError, IndexError):
+            return None
+
+    def _send_now(self, data: bytes | bytearray) -> int:
+        try:
+            return os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
+
+    async def _wait_sendable(self) -> None:
+        await self._wait(trio.lowlevel.wait_writable)
+
+    async def _read_some(self) -> bytes:
+        if self._is_drained:  # trying the socket again would delay whoever waits for what was just read
+            await self._wait(trio.lowlevel.wait_readable)
+        while True:
+            try:
+                chunk = os.read(self._socket.fileno(), READ_BYTES)
+            except BlockingIOError:
+                await self._wait(trio.lowlevel.wait_readable)
+                continue
+            except OSError as error:
+                raise ConnectionClosedError(f"the connection broke: {error}", transport="tcp") from error
+            if not chunk:
+                raise ConnectionClosedError("the peer closed the connection", transport="tcp")
+            self._is_drained = len(chunk) < READ_BYTES
+            return chunk
+
+    async def _wait(self, wait: object) -> None:
+        try:
+            await wait(self._socket)  # type: ignore[operator]
+        except (trio.ClosedResourceError, OSError, ValueError) as error:
+            raise ConnectionClosedError("the connection was closed here", transport="tcp") from error
+
+    def _close_carrier(self) -> None:
+        self._socket.close()
 
 
 def _nonce(count: int) -> bytes:

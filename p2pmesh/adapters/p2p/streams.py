@@ -2,12 +2,14 @@
 
 import contextlib
 
+import trio
 from libp2p.abc import INetStream
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.keys import peer_id_of
-from p2pmesh.adapters.p2p.yamux import YamuxStream
+from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
+from p2pmesh.adapters.p2p.yamux import YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 
@@ -22,6 +24,11 @@ class PeerStream:
         stream.is_exchange = True
         self._remote_peer = peer_id_of(stream.muxed_conn.peer_id)
         self._is_closed = False
+
+    @property
+    def muxed(self) -> YamuxStream:
+        """The stream below, for what runs on it."""
+        return self._stream
 
     @property
     def remote_peer(self) -> PeerId:
@@ -76,3 +83,27 @@ async def forget_net_stream(stream: INetStream) -> None:
     """Takes a stream that libp2p accepted out of libp2p's tables; never raises, bounded."""
     with shielded_for(CLEAN_UP_S), contextlib.suppress(MuxedStreamError, OSError):
         await stream.close()
+
+
+async def open_stream_on(connection: YamuxConnection, protocol_id: str, timeout_s: float) -> PeerStream:
+    """A new stream on one connection; ``PeerUnavailable``."""
+    peer = peer_id_of(connection.peer_id)
+    connection.expect_answers()
+    stream: YamuxStream | None = None
+    is_agreed = False
+    try:
+        with trio.move_on_after(timeout_s):
+            stream = await connection.open_stream()
+            await propose(stream, protocol_id)
+            is_agreed = True
+    except (NegotiationRefused, MuxedStreamError) as error:
+        code = ErrorCode.PEER_LOST if connection.is_closed else ErrorCode.PEER_UNREACHABLE
+        raise PeerUnavailable(code, f"cannot open {protocol_id} to peer {peer}: {error}") from error
+    finally:
+        if stream is not None and not is_agreed:
+            stream.abort()
+    if stream is None or not is_agreed:
+        raise PeerUnavailable(
+            ErrorCode.PEER_UNREACHABLE, f"peer {peer} did not answer for {protocol_id} within {timeout_s:g} s"
+        )
+    return PeerStream(stream)

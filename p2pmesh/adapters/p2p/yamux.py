@@ -105,6 +105,8 @@ STRANGER_LIMITS = ConnectionLimits(streams=16, held_bytes=512 * KIB, unsent_answ
 """Before admission there are identify, ping, gossip's greeting and one hello."""
 ASKED_LIMITS = ConnectionLimits(streams=16, held_bytes=2 * MAX_CONTROL_MESSAGE_BYTES)
 """Of a stranger that we have opened a stream to ourselves: a welcome is as large as any message."""
+GUEST_LIMITS = ConnectionLimits(streams=32, held_bytes=16 * MIB)
+"""Of a stranger with circuits through us, or of a relay that is a stranger: each stream may fill its window."""
 
 
 class _Excess(ProtocolViolation):
@@ -234,6 +236,30 @@ class YamuxStream(IMuxedStream):
         self.send_window -= length
         return True
 
+    def write_some(self, data: memoryview) -> int:
+        """As much of ``data`` as window and socket take now; ``MuxedStreamError`` once the stream is over.
+
+        For a connection that runs on this stream, which nobody else may write to.
+        """
+        self._check_open()
+        sent = 0
+        while sent < len(data) and self.send_window > 0 and not self.muxed_conn.is_congested:
+            length = min(len(data) - sent, self.send_window, MAX_FRAME_BYTES)
+            self.muxed_conn.send_data(self.stream_id, data[sent : sent + length])
+            self.send_window -= length
+            sent += length
+        return sent
+
+    async def wait_writable(self) -> None:
+        """Returns once ``write_some`` takes a byte; ``MuxedStreamError``."""
+        await self._wait_to_send()
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise MuxedStreamReset(self._failure)
+        if self._is_sent_finished:
+            raise MuxedStreamClosed("the stream was finished here")
+
     async def _write_frames(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
@@ -246,10 +272,7 @@ class YamuxStream(IMuxedStream):
 
     async def _wait_to_send(self) -> None:
         while True:
-            if self._failure is not None:
-                raise MuxedStreamReset(self._failure)
-            if self._is_sent_finished:
-                raise MuxedStreamClosed("the stream was finished here")
+            self._check_open()
             if self.send_window > 0:
                 if not self.muxed_conn.is_congested:
                     return
@@ -437,6 +460,11 @@ class YamuxConnection(IMuxedConn):
         return sum(stream.is_exchange and stream.abandoned_at is None for stream in self._streams.values())
 
     @property
+    def is_relayed(self) -> bool:
+        """Whether it goes through a relay."""
+        return self.get_connection_type() is ConnectionType.RELAYED
+
+    @property
     def is_congested(self) -> bool:
         """Whether a writer of data has to ``wait_for_room``."""
         return not self._channel.has_room
@@ -546,6 +574,8 @@ class YamuxConnection(IMuxedConn):
     def grow_window(self, window: int, credited_at: float | None) -> int:
         """Bytes by which a stream's window may grow: it doubles while the reader takes half of it within 4 RTT."""
         round_trip_s = self.round_trip_s or 0.001
+        if self.limits is GUEST_LIMITS:  # its streams must fit what it may make us hold
+            return 0
         if credited_at is None or trio.current_time() - credited_at > 4 * round_trip_s:
             return 0
         growth = min(window, MAX_WINDOW_BYTES - window, MAX_WINDOW_GROWTH_BYTES - self._window_growth)
@@ -663,7 +693,7 @@ class YamuxConnection(IMuxedConn):
         return self._channel.get_transport_addresses()
 
     def get_connection_type(self) -> ConnectionType:
-        """Direct."""
+        """Direct, or through a relay."""
         return self._channel.get_connection_type()
 
     def get_remote_address(self) -> tuple[str, int] | None:

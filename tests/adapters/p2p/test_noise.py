@@ -15,12 +15,12 @@ from libp2p.peer.id import ID
 from libp2p.security.secure_session import SecureSession
 from trio.testing import wait_all_tasks_blocked
 
-from p2pmesh.adapters.p2p.noise import MAX_RECORD_PLAINTEXT_BYTES, WRITE_HIGH_WATER_BYTES, NoiseChannel
+from p2pmesh.adapters.p2p.noise import MAX_RECORD_PLAINTEXT_BYTES, WRITE_HIGH_WATER_BYTES, SocketChannel
 
 KEYS = (bytes(range(32)), bytes(range(32, 64)))
 
 
-def channel_on(sock: socket.socket, *, is_initiator: bool) -> NoiseChannel:
+def channel_on(sock: socket.socket, *, is_initiator: bool) -> SocketChannel:
     keys = create_new_key_pair()
     peer = ID.from_pubkey(keys.public_key)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
@@ -34,17 +34,17 @@ def channel_on(sock: socket.socket, *, is_initiator: bool) -> NoiseChannel:
         conn=None,  # type: ignore[arg-type]
     )
     seal_key, open_key = KEYS if is_initiator else reversed(KEYS)
-    return NoiseChannel(session, raw, stream.socket, seal_key, open_key)
+    return SocketChannel(session, raw, stream.socket, seal_key, open_key)
 
 
-def pair() -> tuple[NoiseChannel, NoiseChannel]:
+def pair() -> tuple[SocketChannel, SocketChannel]:
     one, other = socket.socketpair()
     for end in (one, other):
         end.setblocking(False)
     return channel_on(one, is_initiator=True), channel_on(other, is_initiator=False)
 
 
-async def receive_all(channel: NoiseChannel, count: int) -> bytes:
+async def receive_all(channel: SocketChannel, count: int) -> bytes:
     data = b""
     while len(data) < count:
         data += await channel.receive()

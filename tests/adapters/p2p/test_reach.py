@@ -1,0 +1,284 @@
+"""Relays, witnesses and direct paths between real hosts on loopback; NATs are in ``tests/e2e/test_reach``."""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+import trio
+
+from p2pmesh.adapters.p2p.circuit import circuits_to, parse_circuit
+from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
+from p2pmesh.base.ids import PeerId
+from p2pmesh.core.reachability import DialBack
+from p2pmesh.core.relaying import RelayLimits
+from p2pmesh.ports.network import ByteStream, PathKind
+from tests.fakes.identity import fake_identity
+
+ECHO = "/test/echo/1"
+LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+DEADLINE_S = 20.0
+
+
+async def echo(stream: ByteStream) -> None:
+    while True:
+        length = int.from_bytes(await stream.receive_exactly(4), "big")
+        await stream.send(await stream.receive_exactly(length))
+
+
+async def ask(network: Libp2pNetwork, peer: PeerId, data: bytes) -> bytes:
+    stream = await network.open_stream(peer, ECHO, DEADLINE_S)
+    answers: list[bytes] = []
+
+    async def send() -> None:
+        with suppress(PeerUnavailable):
+            await stream.send(len(data).to_bytes(4, "big") + data)
+
+    async def receive() -> None:
+        with suppress(PeerUnavailable):
+            answers.append(await stream.receive_exactly(len(data)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        nursery.start_soon(receive)
+    await stream.reset()
+    if not answers:
+        raise PeerUnavailable(ErrorCode.PEER_LOST, "no answer")
+    return answers[0]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  what others do with a connection is told to nobody here
+        await trio.sleep(0.01)
+
+
+@asynccontextmanager
+async def three() -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork, Libp2pNetwork]]:
+    """A relay and two peers that know only the relay."""
+    async with AsyncExitStack() as stack:
+        names = ("relay", "a", "b")
+        nodes = [await stack.enter_async_context(open_network(fake_identity(name), LISTEN)) for name in names]
+        relay, a, b = nodes
+        for node in (a, b):
+            node.serve(ECHO, echo)
+            await node.dial(relay.peer_id, relay.addresses(), DEADLINE_S)
+            relay.admit(node.peer_id)
+            node.admit(relay.peer_id)
+        relay.reach.offer_relay(RelayLimits())
+        yield relay, a, b
+
+
+def through(relay: Libp2pNetwork) -> tuple[str, ...]:
+    return (f"{relay.addresses()[0]}/p2p-circuit",)
+
+
+async def admit_each_other(a: Libp2pNetwork, b: Libp2pNetwork) -> None:
+    seen = 0
+    while not b.reach.paths_of(a.peer_id).has_relayed:
+        seen = await b.reach.paths_changed(seen)
+    a.admit(b.peer_id)
+    b.admit(a.peer_id)
+
+
+async def test_two_peers_talk_through_a_relay_that_sees_no_word_of_it() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            assert await b.reach.reserve(relay.peer_id, DEADLINE_S) > 100
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+            assert a.path_of(b.peer_id) is PathKind.RELAYED
+            await admit_each_other(a, b)
+            data = os.urandom(700_000)  # more than a window
+            assert await ask(a, b.peer_id, data) == data
+            assert await ask(b, a.peer_id, data) == data
+            assert relay.reach.relay_use().circuits == 1
+            await a.disconnect(b.peer_id)
+            await until(lambda: not relay.reach.relay_use().circuits)
+            assert relay.reach.relay_use().reservations == 1
+
+
+async def test_nobody_is_led_to_a_peer_that_keeps_no_place() -> None:
+    async with three() as (relay, a, b):
+        with pytest.raises(PeerUnavailable) as failure:
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+        assert str(relay.peer_id) in failure.value.message
+
+
+async def test_a_place_ends_with_its_connection() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, _, b):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            assert relay.reach.uses_relay(b.peer_id)
+            assert b.reach.uses_relay(relay.peer_id)
+            await b.disconnect(relay.peer_id)
+            await until(lambda: not relay.reach.relay_use().reservations and not b.reach.uses_relay(relay.peer_id))
+
+
+async def test_who_does_not_relay_keeps_no_places() -> None:
+    async with three() as (relay, _, b):
+        relay.reach.offer_relay(None)
+        with pytest.raises(P2PMeshError):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+        assert not b.reach.uses_relay(relay.peer_id)
+
+
+async def test_only_a_relay_of_ours_leads_others_to_us() -> None:
+    """A relay that was given up holds a place for us still, and is not listened to."""
+    async with three() as (relay, a, b):
+        await b.reach.reserve(relay.peer_id, DEADLINE_S)
+        b.reach.give_up_relay(relay.peer_id)
+        with pytest.raises(PeerUnavailable):
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+
+
+async def test_strangers_pass_a_hello_through_a_relay_and_no_model() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            relay.reach.offer_relay(replace(RelayLimits(), stranger_circuit_bytes=200_000))
+            relay.dismiss(a.peer_id)
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+            assert await ask(a, b.peer_id, bytes(1000)) == bytes(1000)
+            with pytest.raises(PeerUnavailable):
+                await ask(a, b.peer_id, bytes(300_000))
+
+
+async def test_what_began_as_a_strangers_circuit_goes_on_once_both_ends_are_members() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            relay.reach.offer_relay(replace(RelayLimits(), stranger_circuit_bytes=200_000))
+            relay.dismiss(a.peer_id)
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+            relay.admit(a.peer_id)
+            assert await ask(a, b.peer_id, bytes(300_000)) == bytes(300_000)
+
+
+async def test_five_addresses_where_nobody_answers_before_a_good_one_cost_less_than_two_seconds() -> None:
+    """Sockets that take connections and say nothing: each of them alone would cost a handshake's ten seconds."""
+    async with open_network(fake_identity("a"), LISTEN) as a, open_network(fake_identity("b"), LISTEN) as b:
+        with ExitStack() as stack:
+            silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(5)]
+            dead = tuple(f"/ip4/127.0.0.1/tcp/{sock.getsockname()[1]}" for sock in silent)
+            began = trio.current_time()
+            await a.dial(b.peer_id, (*dead, *b.addresses()), DEADLINE_S)
+            took_s = trio.current_time() - began
+    assert 1.0 < took_s < 9.0  # nominally 1.3; one dead address after the other would be over 50
+
+
+async def test_a_relay_is_tried_while_direct_addresses_are_silent() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            with ExitStack() as stack:
+                silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(5)]
+                dead = tuple(f"/ip4/127.0.0.1/tcp/{sock.getsockname()[1]}" for sock in silent)
+                began = trio.current_time()
+                await a.dial(b.peer_id, (*dead, *through(relay)), DEADLINE_S)
+                took_s = trio.current_time() - began
+            assert a.path_of(b.peer_id) is PathKind.RELAYED
+            assert took_s < 8.0
+
+
+async def test_a_relayed_connection_gives_way_to_a_direct_one() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+            await admit_each_other(a, b)
+            own = tuple(address.partition("/p2p/")[0] for address in b.addresses())
+            a.reach.set_own_addresses(tuple(address.partition("/p2p/")[0] for address in a.addresses()))
+            held = await a.open_stream(b.peer_id, ECHO, DEADLINE_S)
+            assert await b.reach.punch(a.peer_id, own, DEADLINE_S)
+            await until(lambda: a.reach.paths_of(b.peer_id).has_direct)
+            assert a.path_of(b.peer_id) is b.path_of(a.peer_id) is PathKind.DIRECT
+            assert await ask(a, b.peer_id, b"directly") == b"directly"
+            assert not await a.reach.close_relayed(b.peer_id)  # a stream is open on it
+            await held.send(bytes(4))
+            await held.reset()
+            await until(lambda: not b.reach.uses_relay(a.peer_id))
+            assert await a.reach.close_relayed(b.peer_id)
+            assert await ask(b, a.peer_id, b"still") == b"still"
+
+
+async def test_whoever_is_no_member_aims_nobody() -> None:
+    async with three() as (relay, a, b):
+        await b.reach.reserve(relay.peer_id, DEADLINE_S)
+        await a.dial(b.peer_id, through(relay), DEADLINE_S)
+        b.dismiss(a.peer_id)
+        a.reach.set_own_addresses(("/ip4/127.0.0.1/tcp/1",))
+        assert not await b.reach.punch(a.peer_id, ("/ip4/127.0.0.1/tcp/1",), 2.0)
+
+
+async def test_a_witness_dials_back_where_the_question_came_from_and_nowhere_else() -> None:
+    async with three() as (relay, a, _):
+        good = a.addresses()[0].partition("/p2p/")[0]
+        assert await a.reach.ask_dial_back(relay.peer_id, (good,), 5.0) == (DialBack.REACHED, good)
+        dead = "/ip4/127.0.0.1/tcp/1"
+        assert await a.reach.ask_dial_back(relay.peer_id, (dead,), 5.0) == (DialBack.FAILED, "")
+        elsewhere = "/ip4/127.0.0.2/tcp/4001"
+        assert await a.reach.ask_dial_back(relay.peer_id, (elsewhere,), 5.0) == (DialBack.DECLINED, "")
+        others = relay.addresses()[0].partition("/p2p/")[0]  # somebody answers there, but not us
+        assert await a.reach.ask_dial_back(relay.peer_id, (others,), 5.0) == (DialBack.FAILED, "")
+
+
+async def test_a_witness_that_is_asked_without_end_declines() -> None:
+    async with three() as (relay, a, _):
+        good = a.addresses()[0].partition("/p2p/")[0]
+        answers = [(await a.reach.ask_dial_back(relay.peer_id, (good,), 5.0))[0] for _ in range(8)]
+        assert answers[0] is DialBack.REACHED
+        assert answers[-1] is DialBack.DECLINED
+
+
+async def test_a_peer_says_where_it_sees_us() -> None:
+    async with three() as (relay, a, _):
+        seen = await a.reach.observe(relay.peer_id, 5.0)
+        assert seen is not None
+        assert seen.host == "127.0.0.1"
+        assert seen.port == seen.local_port
+        from_there = await a.reach.observe_listen_port(relay.peer_id, 5.0)
+        assert from_there is not None
+        assert from_there.port == from_there.local_port == a.reach.listen_port()
+
+
+async def test_the_port_is_ours_alone_after_it_was_shared_for_a_moment() -> None:
+    async with three() as (relay, a, _):
+        await a.reach.observe_listen_port(relay.peer_id, 5.0)
+        address = a.addresses()[0].partition("/p2p/")[0]
+        with pytest.raises(P2PMeshError):
+            async with open_network(fake_identity("thief"), (address,)):
+                pytest.fail("it listens on our port")
+
+
+RELAY = fake_identity("relay").peer_id
+TARGET = fake_identity("target").peer_id
+
+
+def test_circuit_addresses() -> None:
+    text = f"/ip4/198.51.100.7/tcp/4001/p2p/{RELAY}/p2p-circuit"
+    found = parse_circuit(TARGET, text)
+    assert found is not None
+    assert (found.relay, found.via.host, found.via.port) == (RELAY, "198.51.100.7", 4001)
+    assert parse_circuit(TARGET, f"{text}/p2p/{TARGET}") == found
+    assert circuits_to(TARGET, (text, f"{text}/p2p/{TARGET}", "nonsense")) == (found,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "/p2p-circuit",
+        "/ip4/198.51.100.7/tcp/4001/p2p-circuit",
+        f"/ip4/198.51.100.7/tcp/4001/p2p/{RELAY}",
+        f"/ip4/198.51.100.7/tcp/0/p2p/{RELAY}/p2p-circuit",
+        f"/ip4/198.51.100.7/udp/4001/p2p/{RELAY}/p2p-circuit",
+        f"/ip4/198.51.100.7/tcp/4001/p2p/{TARGET}/p2p-circuit",
+        f"/ip4/198.51.100.7/tcp/4001/p2p/{RELAY}/p2p-circuit/p2p/{RELAY}",
+        f"/ip4/198.51.100.7/tcp/4001/p2p/{RELAY}/p2p-circuit/p2p/{RELAY}/p2p-circuit",
+        f"/p2p/{RELAY}/p2p-circuit/p2p/{TARGET}",
+    ],
+)
+def test_no_circuit_address(text: str) -> None:
+    assert parse_circuit(TARGET, text) is None
