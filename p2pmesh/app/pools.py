@@ -57,7 +57,7 @@ class Pools:
         clock, entropy, verifier = TrioClock(), SystemEntropy(), Ed25519Verifier()
         settings = RelaySettings(urls, load_publisher_key(options.home), verifier.is_signature_of)
         self._relays = NostrRelays(settings, clock, entropy)
-        parts = FinderParts(self._relays, _open_fresh_network, verifier, clock, entropy, self._takes_private)
+        parts = FinderParts(self._relays, open_fresh_network, verifier, clock, entropy, self._takes_private)
         self.finder = PoolFinder(parts, report)
         self._candidates: list[FoundPool] = []
         self._avoided: dict[MeshId, float] = {}
@@ -131,7 +131,7 @@ def joined_event(found: FoundPool) -> Event:
 
 
 @asynccontextmanager
-async def _open_fresh_network() -> AsyncIterator[Network]:
+async def open_fresh_network() -> AsyncIterator[Network]:
     """Under a key for one search, which listens nowhere."""
     async with open_network(NodeIdentity(Ed25519PrivateKey.generate()), ()) as network:
         yield network

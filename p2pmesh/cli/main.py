@@ -163,6 +163,12 @@ def _plan(args: Namespace) -> int:
     return run_plan(args)
 
 
+def _discover(args: Namespace) -> int:
+    from p2pmesh.cli.discover import run
+
+    return run(args)
+
+
 def _gpus(args: Namespace) -> int:
     from p2pmesh.cli.gpus import run_gpus
 
@@ -277,6 +283,7 @@ _COMMANDS: Commands = {
     "certify families": run_certify_families,
     "plan": _plan,
     "gpus": _gpus,
+    "discover": _discover,
     "bench decode": _bench_decode,
     "bench prefix": _bench_prefix,
     "bench tpot": _bench_tpot,

@@ -37,6 +37,7 @@ from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.config_parser import add_config
+from p2pmesh.cli.discover_parser import add_discover
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.cli.key_parser import add_access, add_key
 from p2pmesh.cli.models_parser import add_hub_options, add_models
@@ -71,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_config(commands)
     add_certify(commands)
     add_plan(commands)
+    add_discover(commands)
     _add_gpus(commands)
     _add_bench(commands)
     _add_chaos(commands)

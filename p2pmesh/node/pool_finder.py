@@ -125,12 +125,16 @@ class PoolFinder:
         """Ends within the time of a fetch and of a race (4 + 7 s), whatever is listed."""
         started = self._parts.clock.now()
         listings = await self.listings()
-        by_key = {one.publisher: one for one in listings or ()}
+        ranked = await self.rank(listings or (), wanted)
+        took_ms = (self._parts.clock.now() - started) // 1000
+        return Search(ranked, len(listings or ()), listings is not None, took_ms)
+
+    async def rank(self, listings: tuple[Listing, ...], wanted: Wanted) -> tuple[FoundPool, ...]:
+        """Those whose pools answer and may be joined, the best first; ends within the time of a race."""
+        by_key = {one.publisher: one for one in listings}
         race = PoolRace(wanted, self._parts.clock.now(), self._parts.entropy.random_bytes(16))
         ranked = await self._run(race, by_key) if by_key else ()
-        took_ms = (self._parts.clock.now() - started) // 1000
-        pools = tuple(FoundPool(by_key[one.key], one) for one in ranked)
-        return Search(pools, len(by_key), listings is not None, took_ms)
+        return tuple(FoundPool(by_key[one.key], one) for one in ranked)
 
     def _is_pool(self, listing: Listing) -> bool:
         rejection = judge_pool(listing)
