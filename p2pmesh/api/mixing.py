@@ -2,10 +2,10 @@
 
 Runs ``core.mixture`` round a backend. Nothing of an answer is given out before it is known whose it is; from then on it
 streams. Leaving the scope of a generation cancels everybody who is out. What models are asked, and which answer counts,
-is the core's.
+is the core's. Guardrails stand between, round each model that is asked; what they hold back is heard below them.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,12 +59,23 @@ _HELD_EVENTS = 64
 """Of an answer that is not given out yet, or whose client is slow: then its driver waits too."""
 _REDUCER = "reducer"
 
+Guard = Callable[[Backend], Backend]
+Note = Callable[[GenerationEvent], None]
+
 
 class MixingBackend:
     """A backend that also answers for ``mesh``; everything else is the backend's own."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, policy: MixturePolicy | None = None) -> None:
-        self._backend = backend
+    def __init__(
+        self,
+        backend: Backend,
+        metrics: Metrics,
+        policy: MixturePolicy | None = None,
+        guard: Guard = lambda inner: inner,
+    ) -> None:
+        self._backend = guard(backend)
+        self._unguarded = backend
+        self._guard = guard
         self._metrics = metrics
         self._policy = policy or MixturePolicy()
 
@@ -108,13 +119,18 @@ class MixingBackend:
     @asynccontextmanager
     async def _mixed(self, request: GenerationRequest, asker: Asker) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         workers = self._workers(classify(request).kind)
-        mixing = _Mixing(self._backend, self._policy, request, asker, workers)
+        mixing = _Mixing(self._backend, self._asking, self._policy, request, asker, workers)
         try:
             async with trio.open_nursery() as nursery, aclosing(mixing.events(nursery)) as events:
                 yield events
                 nursery.cancel_scope.cancel()
         finally:
             self._count(mixing)
+
+    def _asking(self, note: Note) -> Backend:
+        """For one of the models; ``note`` hears all that is generated."""
+        listening: Any = _Listening(self._unguarded, note)
+        return self._guard(listening)
 
     def _count(self, mixing: "_Mixing") -> None:
         decision = "failed" if mixing.decision is None else mixing.decision.value
@@ -147,6 +163,30 @@ def _too_few(names: tuple[str, ...]) -> str:
     return f"{MESH} answers once {LEAST_MODELS} or more models are served; {served}"
 
 
+class _Listening:
+    """A backend whose generations are heard."""
+
+    def __init__(self, backend: Backend, note: Note) -> None:
+        self._backend = backend
+        self._note = note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    @asynccontextmanager
+    async def generate(
+        self, request: GenerationRequest, asker: Asker = NOBODY
+    ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
+        """See ``Backend``."""
+        async with self._backend.generate(request, asker) as events, aclosing(self._heard(events)) as heard:
+            yield heard
+
+    async def _heard(self, events: AsyncIterator[GenerationEvent]) -> AsyncGenerator[GenerationEvent, None]:
+        async for event in events:
+            self._note(event)
+            yield event
+
+
 @dataclass(slots=True, eq=False)
 class _Work:
     """One model that was asked."""
@@ -157,19 +197,23 @@ class _Work:
     request: GenerationRequest
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     outcome: str = "dropped"
-    heard: list[GenerationEvent] = field(default_factory=list)
+    drawn: list[GenerationEvent] = field(default_factory=list)
     """Of a draft: bounded by the tokens that its request allows."""
+    heard: list[GenerationEvent] = field(default_factory=list)
+    """Of its last attempt, as it comes; bounded likewise."""
     given: trio.MemorySendChannel[GenerationEvent] | None = None
     """Of one that reduces drafts: where its answer goes as it comes."""
     spent: Spent = Spent()
     failure: P2PMeshError | None = None
 
-    def count(self, event: GenerationEvent) -> None:
-        """What an event says of the cost."""
+    def hear(self, event: GenerationEvent) -> None:
+        """What is generated, and what that costs."""
         if isinstance(event, GenerationStarted):
+            self.heard.clear()
             self.spent += Spent(len(event.prompt_tokens), 0, event.cached_tokens)
         elif isinstance(event, GenerationDelta):
             self.spent += Spent(0, len(event.tokens), 0)
+        self.heard.append(event)
 
 
 class _Mixing:
@@ -178,12 +222,14 @@ class _Mixing:
     def __init__(
         self,
         backend: Backend,
+        asking: Callable[[Note], Backend],
         policy: MixturePolicy,
         request: GenerationRequest,
         asker: Asker,
         workers: tuple[Worker, ...],
     ) -> None:
-        self._backend = backend
+        self._new_request_id = backend.new_request_id
+        self._asking = asking
         self._policy = policy
         self._request = request
         self._asker = asker
@@ -195,6 +241,8 @@ class _Mixing:
         """By index."""
         self._told, self._news = trio.open_memory_channel[Event](4 * policy.models)
         """Nobody who was asked says more than two things."""
+        self._begun = Spent()
+        """What the head of the answer that is given has told."""
         self._answers: dict[int, trio.MemoryReceiveChannel[GenerationEvent]] = {}
         """Of those who reduce drafts."""
 
@@ -228,7 +276,7 @@ class _Mixing:
 
     # --- those who are asked -----------------------------------------------------
     def _work(self, effect: Ask) -> _Work:
-        request_id = self._backend.new_request_id()
+        request_id = self._new_request_id()
         if effect.role is None:
             drafts = [self._draft(work) for work in self.works if work.role != _REDUCER]
             asked = reducer_request(self._request, effect.model, drafts, self._policy, request_id)
@@ -254,34 +302,35 @@ class _Mixing:
                 self._told.send_nowait(Failed(work.index, work.failure.code, work.failure.message))
 
     async def _draw_up(self, work: _Work) -> None:
-        async with self._backend.generate(work.request, replace(self._asker, is_streaming=False)) as events:
+        backend = self._asking(work.hear)
+        async with backend.generate(work.request, replace(self._asker, is_streaming=False)) as events:
             async for event in events:
-                work.count(event)
-                work.heard.append(event)
+                work.drawn.append(event)
         work.outcome = "answered"
         self._told.send_nowait(Answered(work.index, self._draft(work)))
 
     async def _reduce(self, work: _Work, given: trio.MemorySendChannel[GenerationEvent]) -> None:
-        has_begun = False
+        def hear(event: GenerationEvent) -> None:
+            work.hear(event)
+            if work.outcome != "answered" and not isinstance(event, GenerationStarted):
+                work.outcome = "answered"
+                self._told.send_nowait(Begun(work.index))
+
         with given:
-            async with self._backend.generate(work.request, self._asker) as events:
+            async with self._asking(hear).generate(work.request, self._asker) as events:
                 async for event in events:
-                    work.count(event)
-                    has_begun = has_begun or not isinstance(event, GenerationStarted)
-                    if has_begun and work.outcome != "answered":
-                        work.outcome = "answered"
-                        self._told.send_nowait(Begun(work.index))
                     await given.send(event)
 
     def _draft(self, work: _Work) -> Draft:
         own = is_own_limit(self._request, work.request)
-        return read_draft(work.heard, self._request.tools, is_own_limit=own)
+        events = work.drawn if work.outcome == "answered" else work.heard
+        return read_draft(events, self._request.tools, is_own_limit=own)
 
     # --- the answer ----------------------------------------------------------------
     async def _answer(self, effect: Give | Follow) -> AsyncGenerator[GenerationEvent, None]:
         winner = self.works[effect.index]
         if isinstance(effect, Give):
-            for event in winner.heard:
+            for event in winner.drawn:
                 yield self._shown(event, winner, effect.decision)
             return
         async for event in self._answers[effect.index]:
@@ -292,12 +341,13 @@ class _Mixing:
     def _shown(self, event: GenerationEvent, winner: _Work, decision: Decision) -> GenerationEvent:
         match event:
             case GenerationStarted():
+                self._begun = Spent(len(event.prompt_tokens), 0, event.cached_tokens)
                 return replace(event, model=MESH, facts=(*event.facts, *self._facts(winner, decision)))
             case GenerationDelta() if self._request.top_logprobs is None:
                 return replace(event, logprobs=())
             case GenerationFinished():
-                others = sum((work.spent for work in self.works if work is not winner), Spent())
-                return replace(event, besides=event.besides + others)
+                shown = self._begun + Spent(0, event.completion_tokens)
+                return replace(event, besides=sum((work.spent for work in self.works), Spent()) - shown)
             case _:
                 return event
 

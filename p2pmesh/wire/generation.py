@@ -237,6 +237,13 @@ class Spent:
             self.cached_tokens + other.cached_tokens,
         )
 
+    def __sub__(self, other: "Spent") -> "Spent":
+        return Spent(
+            self.prompt_tokens - other.prompt_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.cached_tokens - other.cached_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from p2pmesh.api.backend import ModelListing
 from p2pmesh.api.openai.app import openai_app
@@ -358,3 +360,47 @@ async def test_drafts_for_mesh_are_mended_too() -> None:
     client = await asked.ask(model="mesh", tools=[TOOL])
     assert call_of(client)["city"] == "Oslo"
     assert client.headers["x-p2pmesh-mesh-decision"] == "agreement"
+
+
+async def test_of_a_model_that_is_dropped_all_is_paid_for_though_nothing_was_given_out(
+    autojump_clock: MockClock,
+) -> None:
+    backend = FakeBackend(
+        of_models={"a-2B": says("Blue"), "b-1B": (*says("gr", "een")[:3], trio.sleep_forever)},
+        listings=(ModelListing("a-2B", 1), ModelListing("b-1B", 1)),
+    )
+    backend.of_models["a-2B"] = tuple(sure(step) for step in says("Blue"))
+    client = await Asked(backend).ask(model="mesh")
+    assert client.headers["x-p2pmesh-mesh-models"] == "a-2B strong answered, b-1B fast dropped"
+    usage = client.json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (6, 3)
+
+
+async def test_who_reduces_drafts_has_begun_though_guardrails_hold_it(autojump_clock: MockClock) -> None:
+    async def think() -> None:
+        await trio.sleep(200)
+
+    slow = says("a", "b")
+    backend = Scripted(says("x"), says("y"), (*slow[:2], think, *slow[2:]))
+    backend.listings = (ModelListing("a-2B", 1), ModelListing("b-1B", 1))
+    client = await Asked(backend).ask(model="mesh")
+    assert client.json()["choices"][0]["message"]["content"] == "ab"
+    assert len(backend.requests) == 3
+    assert client.headers["x-p2pmesh-mesh-winner"] == "a-2B reducer"
+
+
+def sure(step: Step) -> Step:
+    """With a probability of nearly one for each token."""
+    if not isinstance(step, GenerationDelta):
+        return step
+    return replace(step, logprobs=tuple(TokenLogprob(token, b"x", -0.01) for token in step.tokens))
+
+
+async def test_usage_of_a_mended_draft_counts_both_attempts() -> None:
+    backend = Scripted(says(WRONG), says(RIGHT))
+    backend.listings = (ModelListing("a-2B", 1), ModelListing("b-1B", 1))
+    client = await Asked(backend, tool_retries=1).ask(model="mesh", tools=[TOOL])
+    assert call_of(client)["city"] == "Oslo"
+    usage = client.json()["usage"]
+    assert usage["prompt_tokens"] == 3 * len(backend.requests) == 9
+    assert usage["completion_tokens"] == 3

@@ -16,6 +16,8 @@ from p2pmesh.base.quantities import GIB
 from p2pmesh.cli.main import main
 from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
 from p2pmesh.core.artifact_policy import ArtifactTransfer
+from p2pmesh.core.guardrails.policy import GuardrailMode, GuardrailPolicy
+from p2pmesh.core.mixture.roles import MixturePolicy
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.wire.dtype import WireDtype
 
@@ -84,6 +86,16 @@ def test_up_knows_whom_files_go_to_and_how_much_disk_they_take() -> None:
         up("--cache-quota", "1KiB")
     with pytest.raises(SystemExit):
         up("--artifact-transfer", "all")
+
+
+def test_up_knows_how_answers_are_made() -> None:
+    options = up("--mesh-option", "models=3", "--guardrails", "metrics", "--guardrail-option", "tool-retries=0")
+    assert options.mixture == MixturePolicy(models=3)
+    assert options.guardrails == GuardrailPolicy(GuardrailMode.METRICS, tool_retries=0)
+    with pytest.raises(ConfigError, match="--mesh-option 'speed=1': write NAME=VALUE"):
+        up("--mesh-option", "speed=1")
+    with pytest.raises(SystemExit):
+        up("--guardrails", "on")
 
 
 @pytest.mark.parametrize(

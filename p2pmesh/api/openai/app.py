@@ -60,8 +60,11 @@ def openai_app(
 ) -> Starlette:
     """The application for the API port; without ``access`` whoever reaches it may ask."""
     metrics = Metrics(trio.current_time)
-    guarded = GuardedBackend(MeteredBackend(backend, metrics), metrics, guardrails or GuardrailPolicy())
-    mixing = MixingBackend(guarded, metrics, mixture)
+
+    def guard(inner: Backend) -> Backend:
+        return GuardedBackend(inner, metrics, guardrails or GuardrailPolicy())
+
+    mixing = MixingBackend(MeteredBackend(backend, metrics), metrics, mixture, guard)
     answers, tokenizing = _Answers(mixing, metrics), TokenizeEndpoints(mixing)
     routes = [
         Route("/v1/models", answers.list_models, methods=["GET"]),
