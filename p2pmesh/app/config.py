@@ -114,7 +114,7 @@ class UpOptions:
     is on where no model is named; ``idle_unload_s`` None keeps what is loaded. ``/v1`` is bound to ``host`` and answers
     under ``allowed_hosts`` beside its own names, and to pages of ``cors_origins``. ``mixture`` is how several models
     answer as ``mesh``, ``guardrails`` what is mended of answers. ``reach`` is by which relays this node is reached, and
-    what it gives as one.
+    what it gives as one. ``discovery`` says by whom pools and members are looked for beside those that an invite names.
     """
 
     home: Path
@@ -171,6 +171,7 @@ class UpOptions:
             raise _invalid(
                 "requirements are the founder's: leave them away where you join, or found a mesh of your own"
             )
+        _check_discovery(self)
         check_pool_choice(self.pool, is_joining=self.invite is not None or self.is_rejoining)
         if self.split is not None:
             _check_range("--split", self.split, 1, MAX_STAGES)
@@ -428,6 +429,11 @@ def _is_multiaddr(text: str) -> bool:
 
 def _invalid(message: str) -> ConfigError:
     return ConfigError(ErrorCode.CONFIG_INVALID, message)
+
+
+def _check_discovery(options: UpOptions) -> None:
+    if options.pool.is_asked_for and options.discovery is Discovery.NONE:
+        raise _invalid("--discovery none looks for nobody; leave --publish and --auto away, or take mdns or nostr")
 
 
 def _check_range(what: str, value: int, least: int, most: int) -> None:

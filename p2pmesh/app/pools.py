@@ -6,6 +6,7 @@ longer than its own deadline, and a pool that did not let us in is not tried aga
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -26,7 +27,12 @@ from p2pmesh.node.node import Node
 from p2pmesh.node.pool import PoolOptions, PoolParts, PoolService
 from p2pmesh.node.pool_finder import FinderParts, FoundPool, PoolFinder
 from p2pmesh.node.reporting import Report
+from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.network import Network
+from p2pmesh.ports.relays import Relays
+
+if TYPE_CHECKING:
+    from p2pmesh.adapters.mdns.lan import MdnsLan
 
 JOIN_S = 8.0
 """A pool that was reached lets us in within this time, or the next one is tried."""
@@ -48,15 +54,15 @@ def check_relays(options: UpOptions) -> tuple[str, ...]:
 class Pools:
     """What one ``up`` has to do with public pools. ``next_standing`` says how the next node begins."""
 
-    def __init__(self, options: UpOptions, identity: NodeIdentity, report: Report) -> None:
+    def __init__(
+        self, options: UpOptions, identity: NodeIdentity, report: Report, lan: "MdnsLan | None" = None
+    ) -> None:
         self._options = options
         self._identity = identity
         self._report = report
-        urls = check_relays(options)
-        self._takes_private = all(is_of_own_network(url) for url in urls)
         clock, entropy, verifier = TrioClock(), SystemEntropy(), Ed25519Verifier()
-        settings = RelaySettings(urls, load_publisher_key(options.home), verifier.is_signature_of)
-        self._relays = NostrRelays(settings, clock, entropy)
+        self._takes_private = lan is not None or all(is_of_own_network(url) for url in check_relays(options))
+        self._relays = _relays(options, clock, entropy) if lan is None else _listings_of(lan, identity, clock)
         parts = FinderParts(self._relays, open_fresh_network, verifier, clock, entropy, self._takes_private)
         self.finder = PoolFinder(parts, report)
         self._candidates: list[FoundPool] = []
@@ -121,6 +127,18 @@ class Pools:
             lambda: node.overlay.board.own().wanted, self._besides,
         )  # fmt: skip
         return PoolService(parts, options, self._report)
+
+
+def _relays(options: UpOptions, clock: Clock, entropy: Entropy) -> Relays:
+    settings = RelaySettings(check_relays(options), load_publisher_key(options.home), Ed25519Verifier().is_signature_of)
+    return NostrRelays(settings, clock, entropy)
+
+
+def _listings_of(lan: "MdnsLan", identity: NodeIdentity, clock: Clock) -> Relays:
+    """Pools of the local network alone: no relay is asked."""
+    from p2pmesh.adapters.mdns.listings import LanListings  # here: who does not ask for it should not load it
+
+    return LanListings(lan, identity.peer_id, clock, Ed25519Verifier().is_signature_of)
 
 
 def joined_event(found: FoundPool) -> Event:

@@ -169,6 +169,7 @@ class _Command:
         self._shutdown = trio.Event()
         self._network: Libp2pNetwork
         self._pools: Pools | None = None
+        self._lan: Any = None
         self._folding = EventFolding()
         self._http_servers = 0
         self._http_ended = trio.Event()
@@ -181,20 +182,29 @@ class _Command:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._stop_at_signal)
             self._start_http(nursery, backend)
-            await self._find_pools()
-            while not self._shutdown.is_set():
-                await self._live(backend)
+            async with AsyncExitStack() as stack:
+                await self._open_lan(stack)
+                await self._find_pools()
+                while not self._shutdown.is_set():
+                    await self._live(backend)
             with trio.move_on_after(HTTP_DRAIN_S):
                 await self._http_ended.wait()
             nursery.cancel_scope.cancel()
         self._emit(Event(EventName.STOPPED))
         return 0
 
+    async def _open_lan(self, stack: AsyncExitStack) -> None:
+        """The local network, where it is asked for: before a node, which may be one of a pool that is found there."""
+        if self._options.discovery is Discovery.MDNS:
+            from p2pmesh.adapters.mdns.lan import open_lan  # here: who does not ask for it should not load it
+
+            self._lan = await stack.enter_async_context(open_lan(SystemInterfaces()))
+
     async def _find_pools(self) -> None:
         """Before there is a node, which can live in one mesh only; bounded, and over when the command is to end."""
         if not self._options.pool.is_asked_for:
             return
-        self._pools = Pools(self._options, self._identity, self._report)
+        self._pools = Pools(self._options, self._identity, self._report, self._lan)
         self._pools.warn()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_with, nursery, self._shutdown)
@@ -259,11 +269,6 @@ class _Command:
         listen, told = self._options.listen or every_interface(), self._options.announce
         network = await stack.enter_async_context(open_network(self._identity, listen, announce=told))
         self._network = network
-        lan = None
-        if self._options.discovery is Discovery.MDNS:
-            from p2pmesh.adapters.mdns.lan import open_lan  # here: who does not ask for it should not load it
-
-            lan = await stack.enter_async_context(open_lan(SystemInterfaces()))
         clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))
@@ -275,7 +280,7 @@ class _Command:
         parts = NodeParts(
             neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
-            SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), lan,
+            SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), self._lan,
             self._options.reach,
         )  # fmt: skip
         settings = OverlaySettings(

@@ -55,7 +55,10 @@ class LanMeetings:
             self._nursery = nursery
             nursery.start_soon(self._runner.run)
             nursery.start_soon(self._keep_telling, self._lan)
-            await self._follow(self._lan)
+            try:
+                await self._follow(self._lan)
+            finally:
+                self._lan.tell(None)
 
     async def _keep_telling(self, lan: Lan) -> None:
         told: LanRecord | None = None

@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from p2pmesh.app.config import BenchDecodeOptions, OnDemand, RequirementOptions, UpOptions, check_multiaddr, choose_home
+from p2pmesh.app.config import (
+    BenchDecodeOptions,
+    Discovery,
+    OnDemand,
+    RequirementOptions,
+    UpOptions,
+    check_multiaddr,
+    choose_home,
+)
+from p2pmesh.app.pool_options import PoolChoice
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 GOOD = UpOptions(home=Path("/home"))
@@ -22,6 +31,8 @@ def test_defaults_are_the_issues() -> None:
         ({"console_port": 70_000}, "--console-port"),
         ({"console_port": 9337}, "--console-port"),
         ({"split": 0}, "--split"),
+        ({"discovery": Discovery.NONE, "pool": PoolChoice(is_publishing=True)}, "--discovery none"),
+        ({"discovery": Discovery.NONE, "pool": PoolChoice(is_searching=True)}, "--discovery none"),
         ({"host": ""}, "--host"),
         ({"allowed_hosts": ("",)}, "--allow-host"),
         ({"allowed_hosts": ("http://ai.example",)}, "--allow-host"),

@@ -63,6 +63,27 @@ def test_an_invite_without_an_address_is_enough_over_ipv6_alone(
         clean_up(member)
 
 
+@pytest.mark.slow
+def test_the_open_pool_of_a_link_is_joined_without_any_relay(machines: list[Machine], tmp_path: Path) -> None:
+    named = ("--discovery", "mdns", "--max-memory", "0")
+    pool = machines[0].start(tmp_path / "pool", "--publish", *named)
+    joiner = None
+    try:
+        pool.wait_for("pool_listed")
+        with machines[2].counting() as sent:
+            joiner = machines[2].start(tmp_path / "joiner", "--auto", *named)
+            joiner.wait_for("pool_joined")
+            pool.wait_for("peer_joined", where=lambda event: event["peer_id"] == joiner.peer_id)
+            joiner.stop()
+        pool.stop()
+    finally:
+        for node in (pool, joiner):
+            if node is not None:
+                clean_up(node)
+    allowed = {("ip4", "10.77.0.1"), ("arp", "10.77.0.1"), ("ip4", "224.0.0.251"), ("ip4", "224.0.0.22")}
+    assert {(kind, destination) for kind, destination, _ in sent} <= allowed
+
+
 def test_a_silent_node_sends_nothing_but_to_the_peer_that_invited_it(
     machines: list[Machine], founder: NodeProcess, tmp_path: Path
 ) -> None:

@@ -32,8 +32,10 @@ from p2pmesh.wire.listing import (
 from p2pmesh.wire.signed import Verify
 
 URL = "mdns"
-SETTLE_S = 1.5
-"""Answers to a question on the link take up to so long; a fetch that finds nothing waits for them."""
+SEARCH_S = 3.0
+"""Answers to a question on the link take a second or two; a fetch that finds nothing waits for them."""
+SETTLE_S = 0.3
+"""After the first: all that are there answer within a tenth of a second or two."""
 
 
 class LanListings:
@@ -60,9 +62,10 @@ class LanListings:
 
     async def fetch(self, query: ListingQuery, timeout_s: float) -> FoundListings:
         """What is on the link now, or comes within a moment where nothing is. Private addresses count here."""
-        with trio.move_on_after(min(timeout_s, SETTLE_S)):
+        with trio.move_on_after(min(timeout_s, SEARCH_S)):
             while not any(record.listing for record in self._lan.seen()):
                 await self._lan.wait_changed_beyond(self._lan.changes)
+            await trio.sleep(SETTLE_S)
         read = [self._read(record) for record in self._lan.seen() if record.listing is not None]
         found = tuple(one for one in read if isinstance(one, Listing))
         rejected = tuple(RejectionCount(one, 1) for one in read if isinstance(one, Rejection))
