@@ -345,6 +345,21 @@ class BenchPlannerOptions:
         _check_range("--layers", self.layers, 1, MAX_LAYERS)
 
 
+@dataclass(frozen=True, slots=True)
+class BenchDiscoveryOptions:
+    """What ``p2pmesh bench discovery`` was asked to do: so many pools listed, ``dead`` of them not there."""
+
+    pools: int = 20
+    dead: int = 15
+    rounds: int = 5
+    is_json: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("--pools", self.pools, 1, 500)
+        _check_range("--dead", self.dead, 0, self.pools - 1)
+        _check_range("--rounds", self.rounds, 1, 1000)
+
+
 CHAOS_FAULTS = (
     "kill-node", "leave", "kill-engine", "freeze", "freeze-engine", "slow", "partition", "silent-link", "cut-link",
     "corrupt", "lie",

@@ -12,7 +12,7 @@ from typing import Any
 
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
-from p2pmesh.app.config import BenchOverlayOptions, BenchPlannerOptions, LogFormat, choose_home
+from p2pmesh.app.config import BenchDiscoveryOptions, BenchOverlayOptions, BenchPlannerOptions, LogFormat, choose_home
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
@@ -237,6 +237,13 @@ def _bench_overlay(args: Namespace) -> int:
     return run_overlay(options, sys.stdout)
 
 
+def _bench_discovery(args: Namespace) -> int:
+    options = BenchDiscoveryOptions(args.pools, args.dead, args.rounds, args.json)
+    from p2pmesh.app.bench_discovery import run_discovery
+
+    return run_discovery(options, sys.stdout)
+
+
 def _chaos(args: Namespace) -> int:
     options = chaos_options(args)
     from p2pmesh.app.chaos import run_chaos
@@ -292,6 +299,7 @@ _COMMANDS: Commands = {
     "bench codecs": _bench_codecs,
     "bench memory": _bench_memory,
     "bench overlay": _bench_overlay,
+    "bench discovery": _bench_discovery,
     "bench planner": _bench_planner,
     "chaos": _chaos,
     "simulate": _simulate,

@@ -8,11 +8,12 @@ import pytest
 
 from p2pmesh.adapters.credential_files import load_requirements, save_membership, save_requirements
 from p2pmesh.app.config import RequirementOptions, UpOptions
-from p2pmesh.app.joining import choose_standing
+from p2pmesh.app.joining import choose_standing, last_pool, standing_in_pool
+from p2pmesh.app.pool_options import PoolChoice
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import OwnerId
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.core.standing import Membership
+from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.wire.invite import LIFE_MS, Invite, encode_invite
 from p2pmesh.wire.ownership import VERSION, OwnershipClaim, encode_claim
 from p2pmesh.wire.requirements import MeshRequirements
@@ -120,3 +121,60 @@ def test_requirements_of_no_form_are_refused(given: dict[str, Any]) -> None:
 def test_requirements_are_the_founders_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="founder's"):
         options(tmp_path, invite=LINE, requirements=RequirementOptions(requires_owner=True))
+
+
+# --- public pools ----------------------------------------------------------------
+PUBLISHING = PoolChoice(is_publishing=True)
+
+
+def test_a_home_founds_one_private_mesh_and_one_pool(tmp_path: Path) -> None:
+    private = choose_standing(options(tmp_path), FOUNDER, b"", NOW)
+    pool = choose_standing(options(tmp_path, pool=PUBLISHING), FOUNDER, b"", NOW)
+    assert pool.founding is not None
+    assert pool.is_public
+    assert not private.is_public
+    assert pool.founding.requirements == replace(TERMS, is_public=True) == load_requirements(tmp_path, is_public=True)
+    assert load_requirements(tmp_path) == TERMS
+    for given, kept in (({}, private), ({"pool": PUBLISHING}, pool)):
+        assert choose_standing(options(tmp_path, **given), FOUNDER, b"", NOW) == kept
+
+
+def test_a_pool_keeps_the_name_that_it_was_founded_with(tmp_path: Path) -> None:
+    named = replace(PUBLISHING, name="garage")
+    first = choose_standing(options(tmp_path, pool=named), FOUNDER, b"", NOW)
+    assert first.founding is not None
+    assert first.founding.requirements.pool_name == "garage"
+    assert choose_standing(options(tmp_path, pool=PUBLISHING), FOUNDER, b"", NOW) == first
+    assert code_of(tmp_path, pool=replace(PUBLISHING, name="attic")) is ErrorCode.CONFIG_INVALID
+
+
+def test_who_only_looks_for_a_pool_of_a_name_founds_none_of_it(tmp_path: Path) -> None:
+    standing = choose_standing(options(tmp_path, pool=PoolChoice(is_searching=True, name="x")), FOUNDER, b"", NOW)
+    assert not standing.is_public
+    assert load_requirements(tmp_path, is_public=True) is None
+
+
+def test_a_private_mesh_that_is_joined_cannot_be_published(tmp_path: Path) -> None:
+    assert code_of(tmp_path, identity=JOINER, invite=LINE, pool=PUBLISHING) is ErrorCode.CONFIG_INVALID
+
+
+def test_a_pool_that_was_found_is_joined_and_ones_own_is_founded_again(tmp_path: Path) -> None:
+    terms = replace(TERMS, is_public=True)
+    line = encode_invite(replace(INVITE, requirements=terms), FOUNDER.public_key, FOUNDER.sign)
+    joined = standing_in_pool(tmp_path, line, JOINER)
+    assert joined is not None
+    assert (joined.invite_text, joined.is_public) == (line, True)
+    assert standing_in_pool(tmp_path, line, FOUNDER) is None
+    choose_standing(options(tmp_path, pool=PUBLISHING), FOUNDER, b"", NOW)
+    own = standing_in_pool(tmp_path, line, FOUNDER)
+    assert own is not None
+    assert own.founding == Founding(terms)
+
+
+def test_the_last_pool_is_the_mesh_that_was_joined_last_if_it_is_one(tmp_path: Path) -> None:
+    assert last_pool(tmp_path) is None
+    pool = Membership(replace(TERMS, is_public=True), (), (), saved_unix_ms=5)
+    save_membership(tmp_path, pool)
+    assert last_pool(tmp_path) == pool.mesh_id
+    save_membership(tmp_path, Membership(TERMS, (), (), saved_unix_ms=6))
+    assert last_pool(tmp_path) is None
