@@ -192,5 +192,6 @@ def describe_discovery(report: dict[str, Any]) -> str:
     verdict = "met" if report["is_met"] else "MISSED"
     return (
         f"{report['pools']} pools listed, {report['dead']} of them dead: "
-        f"joined after {report['median_joined_s']:.2f} s (median), {report['worst_joined_s']:.2f} s at worst; the bar of {report['bar_s']:g} s is {verdict}"
+        f"joined after {report['median_joined_s']:.2f} s (median), {report['worst_joined_s']:.2f} s at worst; "
+        f"the bar of {report['bar_s']:g} s is {verdict}"
     )
