@@ -143,6 +143,7 @@ def _describe_pool(group: Group, now: UnixMillis) -> dict[str, Any]:
     return {
         "mesh_id": listing.mesh_id,
         "name": said.name,
+        "is_open": claims_of(listing).is_open,
         "region": said.region,
         "nodes": said.node_count,
         "memory_bytes": said.total_vram_bytes,

@@ -87,10 +87,17 @@ def _remark(facts: Mapping[str, Any]) -> str:
 
 def _choice(choice: Mapping[str, Any] | None, pools: Sequence[Mapping[str, Any]]) -> str:
     if choice is None:
-        why = "none of them answered, or may be joined" if pools else "none is listed"
-        return f"up --auto would serve alone: {why}"
+        return f"up --auto would serve alone: {_why_alone(pools)}"
     away = f"{choice['round_trip_us'] / 1000:.1f} ms away"
     return f"up --auto would join {_name(choice)}: {choice['score']} points by what it answered, {away}"
+
+
+def _why_alone(pools: Sequence[Mapping[str, Any]]) -> str:
+    if not pools:
+        return "none is listed"
+    if not any(pool["is_open"] for pool in pools):
+        return "all of them have names, and are joined by those alone (discover --name NAME, up --pool-name NAME)"
+    return "none of them answered, or they are full"
 
 
 def _count(number: int, word: str) -> str:

@@ -5,9 +5,9 @@ remembered also when it is over, as long as there is room, and the number of pub
 of a listing are ``wire.listing``'s; which pool is the best is not decided here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from p2pmesh.base.limits import MAX_LISTINGS
+from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_LISTINGS
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.wire.listing import (
     Listing,
@@ -25,18 +25,6 @@ _NOT_WORTH_TELLING = frozenset({RejectionReason.SUPERSEDED})
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    listing: Listing
-    event_id: str
-    round: int
-    """Of the fetch that gave it last."""
-
-    def is_replaced_by(self, event: ListingEvent) -> bool:
-        """The rule of NIP-01: the later one; of the same second, the one with the lower id."""
-        return (-event.created_unix_s, event.event_id) < (-self.listing.created_unix_s, self.event_id)
-
-
-@dataclass(frozen=True, slots=True)
 class RejectionCount:
     """How often a reason was met, with the first case of it."""
 
@@ -44,24 +32,54 @@ class RejectionCount:
     count: int
 
 
-class ListingsView:
-    """The listings of one reader, over any number of fetches.
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The newest event of a publisher."""
 
-    What is shown is what the last fetch gave; what earlier ones gave keeps older listings out.
+    created_unix_s: int
+    event_id: str
+    is_over_at: UnixMillis
+
+
+class NewestEvents:
+    """Of each publisher the newest listing that was seen, over any number of fetches.
+
+    Kept also when it is over, as long as there is room: an older one that a relay still gives does not come back.
     """
 
-    __slots__ = ("_known", "_max_listings", "_rejected", "_round")
+    __slots__ = ("_marks", "_max_publishers")
 
-    def __init__(self, max_listings: int = MAX_LISTINGS) -> None:
+    def __init__(self, max_publishers: int = 2 * MAX_LISTINGS) -> None:
+        self._max_publishers = max_publishers
+        self._marks: dict[str, _Mark] = {}
+
+    def replaces(self, event: ListingEvent) -> bool:
+        """Whether a newer one is known, by NIP-01: the later; of the same second, the one with the lower id."""
+        mark = self._marks.get(event.publisher)
+        if mark is None:
+            return False
+        return (-mark.created_unix_s, mark.event_id) < (-event.created_unix_s, event.event_id)
+
+    def note(self, event: ListingEvent, listing: Listing, now: UnixMillis) -> None:
+        """This one is the newest of its publisher."""
+        if event.publisher not in self._marks and len(self._marks) >= self._max_publishers:
+            self._marks = {publisher: mark for publisher, mark in self._marks.items() if now <= mark.is_over_at}
+            if len(self._marks) >= self._max_publishers:
+                return
+        over_at = UnixMillis(listing.expires_unix_s * 1000 + CLOCK_SKEW_MS)
+        self._marks[event.publisher] = _Mark(event.created_unix_s, event.event_id, over_at)
+
+
+class ListingsView:
+    """The listings of one fetch, from however many relays. ``newest`` is what the reader remembers of earlier ones."""
+
+    __slots__ = ("_listings", "_max_listings", "_newest", "_rejected")
+
+    def __init__(self, newest: NewestEvents | None = None, max_listings: int = MAX_LISTINGS) -> None:
+        self._newest = newest or NewestEvents()
         self._max_listings = max_listings
-        self._known: dict[str, _Known] = {}
+        self._listings: dict[str, Listing] = {}
         self._rejected: dict[RejectionReason, RejectionCount] = {}
-        self._round = 0
-
-    def begin(self) -> None:
-        """A new fetch: what it does not give was taken away at the relays."""
-        self._rejected.clear()
-        self._round += 1
 
     def take(self, event_text: str, rules: ReadingRules, verify_event: VerifyEvent) -> Rejection | None:
         """Takes in the JSON text of an event as it came from a relay; None where it counts from now on."""
@@ -86,32 +104,23 @@ class ListingsView:
             self._rejected[rejection.reason] = RejectionCount(first, 1 if before is None else before.count + 1)
 
     def listings(self, now: UnixMillis) -> tuple[Listing, ...]:
-        """Those of now that this fetch gave, newest first, then by publisher."""
-        current = (known.listing for known in self._known.values() if known.round == self._round)
-        listings = (listing for listing in current if not listing.is_over(now))
+        """Those of now, newest first, then by publisher."""
+        listings = (listing for listing in self._listings.values() if not listing.is_over(now))
         return tuple(sorted(listings, key=lambda one: (-one.created_unix_s, one.publisher)))
 
     def rejections(self) -> tuple[RejectionCount, ...]:
-        """What was left out of this fetch, the commonest reason first."""
+        """What was left out, the commonest reason first."""
         return tuple(sorted(self._rejected.values(), key=lambda one: (-one.count, one.first.reason)))
 
     def _take(self, event: ListingEvent, rules: ReadingRules) -> Rejection | None:
-        known = self._known.get(event.publisher)
-        if known is not None and not known.is_replaced_by(event):
-            if known.event_id == event.event_id:
-                self._known[event.publisher] = replace(known, round=self._round)
+        if self._newest.replaces(event):
             return Rejection(RejectionReason.SUPERSEDED, "a newer one is known", event.publisher)
         listing = decode_listing(event, rules)
         if isinstance(listing, Rejection):
             return listing
-        if known is None and not self._has_room(rules.now):
-            text = f"listings of {self._max_listings} publishers are known"
+        if event.publisher not in self._listings and len(self._listings) >= self._max_listings:
+            text = f"more than {self._max_listings} publishers have listings"
             return Rejection(RejectionReason.TOO_MANY, text, event.publisher)
-        self._known[event.publisher] = _Known(listing, event.event_id, self._round)
+        self._listings[event.publisher] = listing
+        self._newest.note(event, listing, rules.now)
         return None
-
-    def _has_room(self, now: UnixMillis) -> bool:
-        if len(self._known) >= self._max_listings:
-            # Only now, because what is over still keeps an older one out that a relay might give.
-            self._known = {key: known for key, known in self._known.items() if not known.listing.is_over(now)}
-        return len(self._known) < self._max_listings

@@ -5,7 +5,8 @@ from typing import Any
 from p2pmesh.cli.discover import MOST_SHOWN_POOLS, describe_pools
 
 POOL: dict[str, Any] = {
-    "mesh_id": "0123456789abcdef" * 2, "name": None, "region": None, "nodes": 3, "memory_bytes": 24 << 30,
+    "mesh_id": "0123456789abcdef" * 2, "name": None, "region": None, "is_open": True, "nodes": 3,
+    "memory_bytes": 24 << 30,
     "serving": ["a", "b", "c", "d", "e"], "wanted": [], "on_disk": [], "clients": 2, "max_clients": 16, "score": 450,
     "listed_s_ago": 12, "publishers": ["ab" * 32],
 }  # fmt: skip
@@ -50,6 +51,8 @@ def test_the_choice_is_told_with_what_it_rests_on() -> None:
     *_, last = describe_pools({**FACTS, "choice": choice})
     assert last == "up --auto would join attic: 435 points by what it answered, 12.3 ms away"
     *_, last = describe_pools({**FACTS, "choice": None})
-    assert last == "up --auto would serve alone: none of them answered, or may be joined"
+    assert last == "up --auto would serve alone: none of them answered, or they are full"
+    *_, last = describe_pools({**FACTS, "pools": [{**POOL, "name": "attic", "is_open": False}], "choice": None})
+    assert last.startswith("up --auto would serve alone: all of them have names")
     *_, last = describe_pools({**FACTS, "pools": [], "choice": None})
     assert last == "up --auto would serve alone: none is listed"

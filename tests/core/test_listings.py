@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pmesh.base.quantities import UnixMillis
-from p2pmesh.core.listings import ListingsView
+from p2pmesh.core.listings import ListingsView, NewestEvents
 from p2pmesh.wire.listing import (
     KIND,
     LIFE_S,
@@ -88,15 +88,39 @@ def test_what_is_over_is_not_shown_but_keeps_older_ones_out() -> None:
     assert rejection.reason is RejectionReason.SUPERSEDED
 
 
-def test_publishers_are_bounded_and_make_room_when_theirs_is_over() -> None:
+def test_publishers_of_a_fetch_are_bounded() -> None:
     view = ListingsView(max_listings=3)
     for publisher in range(5):
         view.take_event(event(publisher, created_unix_s=NOW_S - publisher), RULES)
     assert len(view.listings(NOW)) == 3
     assert [(one.first.reason, one.count) for one in view.rejections()] == [(RejectionReason.TOO_MANY, 2)]
-    later = UnixMillis(NOW + 151_000)
-    assert view.take_event(event(9, created_unix_s=NOW_S + 140), ReadingRules(later, verify)) is None
-    assert len(view.listings(later)) == 1
+    assert view.take_event(event(0, created_unix_s=NOW_S + 1), RULES) is None
+
+
+def test_what_one_fetch_saw_keeps_older_ones_out_of_the_next_and_is_shown_only_where_it_is_given_again() -> None:
+    newest = NewestEvents()
+    new, old = event(created_unix_s=NOW_S - 5), event(created_unix_s=NOW_S - 50)
+    first, second, third = (ListingsView(newest) for _ in range(3))
+    assert first.take_event(new, RULES) is None
+    rejection = second.take_event(old, RULES)
+    assert rejection is not None
+    assert rejection.reason is RejectionReason.SUPERSEDED
+    assert second.listings(NOW) == ()
+    assert third.take_event(new, RULES) is None
+    assert third.listings(NOW) == first.listings(NOW)
+
+
+def test_what_is_remembered_is_bounded_and_makes_room_for_the_living() -> None:
+    newest = NewestEvents(max_publishers=2)
+    view = ListingsView(newest)
+    for publisher in range(3):
+        view.take_event(event(publisher, created_unix_s=NOW_S - 5), RULES)
+    assert newest.replaces(event(0, created_unix_s=NOW_S - 9))
+    assert not newest.replaces(event(2, created_unix_s=NOW_S - 9))
+    later = ReadingRules(UnixMillis(NOW + 151_000), verify)
+    ListingsView(newest).take_event(event(3, created_unix_s=NOW_S + 140), later)
+    assert newest.replaces(event(3, created_unix_s=NOW_S + 139))
+    assert not newest.replaces(event(0, created_unix_s=NOW_S - 9))
 
 
 def test_a_flood_of_garbage_costs_a_count_a_reason_and_the_good_one_is_found() -> None:

@@ -25,8 +25,6 @@ class StatedLimits:
     max_content_bytes: int | None = None
     max_message_bytes: int | None = None
     max_ahead_s: int | None = None
-    needs_pow_bits: int = 0
-    needs_payment: bool = False
 
 
 NOTHING_STATED = StatedLimits()
@@ -83,8 +81,6 @@ def limits_of(document: bytes) -> StatedLimits:
         _count(stated.get("max_content_length")),
         _count(stated.get("max_message_length")),
         _count(stated.get("created_at_upper_limit")),
-        _count(stated.get("min_pow_difficulty")) or 0,
-        stated.get("payment_required") is True,
     )
 
 

@@ -19,7 +19,7 @@ from p2pmesh.adapters.nostr.session import RelaySession, visit
 from p2pmesh.adapters.nostr.streams import RelayUnavailable
 from p2pmesh.base.limits import CLOCK_SKEW_MS, MAX_LISTING_CONTENT_BYTES, MAX_LISTING_EVENTS, MAX_LISTING_LIFE_S
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, micros
-from p2pmesh.core.listings import ListingsView
+from p2pmesh.core.listings import ListingsView, NewestEvents
 from p2pmesh.core.relay_pace import CHANCES, RelayPace
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.relays import (
@@ -108,7 +108,7 @@ class NostrRelays:
         self._clock = clock
         self._entropy = entropy
         self._trust = trust_of_relays()
-        self._view = ListingsView()
+        self._newest = NewestEvents()
         self._last_created_s = 0
 
     @property
@@ -142,12 +142,12 @@ class NostrRelays:
 
     async def fetch(self, query: ListingQuery, timeout_s: float) -> FoundListings:
         """What the relays have, as far as it came in time."""
-        self._view.begin()
+        view = ListingsView(self._newest)
         answered: set[str] = set()
         known: set[int] = set()
 
         async def read(relay: _Relay, scope: trio.CancelScope) -> None:
-            if await self._read(relay, query, known):
+            if await self._read(relay, query, _Taken(view, known)):
                 answered.add(relay.url)
                 scope.deadline = min(scope.deadline, trio.current_time() + GRACE_S)
 
@@ -160,7 +160,7 @@ class NostrRelays:
         for relay in self._relays if late else ():
             self._note_late(relay)
         in_order = tuple(relay.url for relay in self._relays if relay.url in answered)
-        return FoundListings(self._view.listings(self._clock.unix_ms()), self._view.rejections(), in_order)
+        return FoundListings(view.listings(self._clock.unix_ms()), view.rejections(), in_order)
 
     def states(self) -> tuple[RelayState, ...]:
         """Of each relay."""
@@ -196,10 +196,10 @@ class NostrRelays:
         except RelayUnavailable as error:
             return RelayReply(relay.url, PublishOutcome.UNREACHABLE, str(error))
 
-    async def _read(self, relay: _Relay, query: ListingQuery, known: set[int]) -> bool:
+    async def _read(self, relay: _Relay, query: ListingQuery, taken: "_Taken") -> bool:
         """Whether the relay gave all it had."""
         rules = ReadingRules(self._clock.unix_ms(), self._verify, query.takes_private)
-        reading = _Reading(self._view, rules, known)
+        reading = _Reading(taken, rules)
 
         async def ask(session: RelaySession) -> bool:
             until: int | None = None
@@ -291,14 +291,21 @@ class NostrRelays:
         return int.from_bytes(self._entropy.random_bytes(4), "big") % CHANCES
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What all relays of a fetch gave: what several have (``known``, by hash) is looked at, and told of, once."""
+
+    view: ListingsView
+    known: set[int]
+
+
 class _Reading:
     """What one relay gave so far, over its pages."""
 
-    def __init__(self, view: ListingsView, rules: ReadingRules, known: set[int]) -> None:
-        self._view = view
+    def __init__(self, taken: _Taken, rules: ReadingRules) -> None:
+        self._view = taken.view
+        self._known = taken.known
         self._rules = rules
-        self._known = known
-        """Of all relays in this fetch: what several have is looked at, and told of, once."""
         self._seen: set[int] = set()
         self._new_in_page = 0
         self._oldest_s: int | None = None

@@ -48,8 +48,10 @@ async def _secured(stream: trio.SocketStream, host: str, trust: ssl.SSLContext) 
 
 
 def line_of(error: BaseException) -> str:
-    """What an error says, as a line; of a broken stream what broke it."""
-    cause = error.__cause__ if isinstance(error, trio.BrokenResourceError) and error.__cause__ else error
+    """What an error says, as a line: of a broken stream what broke it, of several attempts the first."""
+    cause = error.__cause__ or error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
     if isinstance(cause, ssl.SSLCertVerificationError):
         return as_line(f"its certificate is not believed: {cause.verify_message}", _MAX_LINE_BYTES)
     if isinstance(cause, OSError) and cause.strerror:

@@ -18,13 +18,13 @@ def test_limits_are_read_and_whatever_else_stands_there_is_not() -> None:
     stated = {"max_content_length": 8196, "max_message_length": 16384, "created_at_upper_limit": 900,
               "min_pow_difficulty": 30, "payment_required": True, "max_limit": 5000}  # fmt: skip
     document = json.dumps({"name": "a relay", "limitation": stated}).encode()
-    assert limits_of(document) == StatedLimits(8196, 16384, 900, 30, True)
+    assert limits_of(document) == StatedLimits(8196, 16384, 900)
 
 
 @pytest.mark.parametrize(
     "document",
     [b"", b"[]", b"{", b'{"limitation": []}', b'{"limitation": {"max_content_length": "8196"}}', b"[" * 20_000,
-     b'{"limitation": {"max_content_length": -1, "max_message_length": true, "payment_required": 1}}'],
+     b'{"limitation": {"max_content_length": -1, "max_message_length": true}}'],
 )  # fmt: skip
 def test_a_document_that_is_none_states_nothing(document: bytes) -> None:
     assert limits_of(document) == NOTHING_STATED

@@ -307,6 +307,22 @@ async def test_an_older_listing_that_a_relay_gives_later_does_not_come_back() ->
         assert (await reader.fetch(QUERY, TIMEOUT_S)).listings == ()
 
 
+async def test_two_questions_at_a_time_do_not_disturb_each_other() -> None:
+    clock = Wall()
+    async with local_relay() as url:
+        await relays_at(url, clock=clock).publish(content_at(clock.seconds), TIMEOUT_S)
+        reader = relays_at(url, clock=clock)
+        found: list[int] = []
+
+        async def ask() -> None:
+            found.append(len((await reader.fetch(QUERY, TIMEOUT_S)).listings))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(ask)
+        assert found == [1, 1, 1]
+
+
 async def test_no_relay_gives_more_than_is_taken_and_none_that_never_ends_is_waited_for() -> None:
     clock = Wall()
 
