@@ -30,6 +30,7 @@ from p2pmesh.base.limits import (
     MAX_VERSION_BYTES,
 )
 from p2pmesh.base.quantities import GIB, MIB
+from p2pmesh.core.address_text import find_address_fault
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.guardrails.policy import GuardrailPolicy
@@ -423,12 +424,14 @@ def choose_home(given: str | None, environment: Mapping[str, str] | None = None)
 
 
 def check_multiaddr(text: str, option: str = "--listen", example: str = "/ip4/0.0.0.0/tcp/4001") -> None:
-    """Refuses a malformed multiaddr with ``ConfigError(ADDRESS_INVALID)``."""
-    if _is_multiaddr(text):
+    """Refuses a malformed multiaddr with ``ConfigError(ADDRESS_INVALID)`` that points at what is wrong."""
+    fault = find_address_fault(text)
+    if fault is None and _is_multiaddr(text):
         return
     shown = text[:80].encode("ascii", "backslashreplace").decode()
-    message = f"{option} {shown!r} is not a multiaddr; write for example {example}"
-    raise ConfigError(ErrorCode.ADDRESS_INVALID, message)
+    where = f" at character {fault.start + 1}: {fault.reason}" if fault else ""
+    message = f"{option} {shown!r} is not a multiaddr{where}; write for example {example}"
+    raise ConfigError(ErrorCode.ADDRESS_INVALID, message, fault.excerpt(text) if fault else ())
 
 
 def _is_multiaddr(text: str) -> bool:

@@ -38,6 +38,8 @@ class Mistake:
 
     line: int
     text: str
+    excerpt: tuple[str, ...] = ()
+    """Lines that point at the characters."""
 
 
 class ConfigMistakes(ConfigError):
@@ -46,7 +48,8 @@ class ConfigMistakes(ConfigError):
     def __init__(self, path: Path, mistakes: Iterable[Mistake]) -> None:
         self.path = path
         self.mistakes = tuple(sorted(mistakes, key=lambda one: (one.line, one.text)))[:MAX_MISTAKES]
-        super().__init__(ErrorCode.CONFIG_INVALID, "; ".join(self.lines()))
+        excerpt = next((one.excerpt for one in self.mistakes if one.excerpt), ())
+        super().__init__(ErrorCode.CONFIG_INVALID, "; ".join(self.lines()), excerpt)
 
     def lines(self) -> tuple[str, ...]:
         """``FILE:LINE: what is wrong``, one a mistake."""

@@ -134,7 +134,14 @@ class P2PMeshError(Exception):
 
 
 class ConfigError(P2PMeshError):
-    """What the operator gave cannot be used; nothing was started."""
+    """What the operator gave cannot be used; nothing was started.
+
+    ``excerpt`` are lines for a terminal that point at the place; the message says it all without them.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, excerpt: tuple[str, ...] = ()) -> None:
+        super().__init__(code, message)
+        self.excerpt = excerpt
 
 
 class LocalProtocolError(P2PMeshError):

@@ -51,7 +51,9 @@ def _tell_mistakes(error: ConfigMistakes, *, is_json: bool) -> int:
         told: list[dict[str, Any]] = [{"line": one.line or None, "message": one.text} for one in error.mistakes]
         _print(json.dumps({"file": str(error.path), "mistakes": told}, indent=2))
     else:
-        sys.stderr.write("".join(f"{printable(line)}\n" for line in error.lines()))
+        for line, mistake in zip(error.lines(), error.mistakes, strict=True):
+            shown = (line, *(f"  {pointer}" for pointer in mistake.excerpt))
+            sys.stderr.write("".join(f"{printable(one)}\n" for one in shown))
     return EXIT_CODES[error.code]
 
 

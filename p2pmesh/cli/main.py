@@ -13,7 +13,7 @@ from typing import Any
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
 from p2pmesh.app.config import BenchDiscoveryOptions, BenchOverlayOptions, BenchPlannerOptions, LogFormat, choose_home
-from p2pmesh.base.errors import P2PMeshError
+from p2pmesh.base.errors import ConfigError, P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.config_parser import CONFIG_ACTIONS
@@ -74,7 +74,9 @@ def _command_name(args: Namespace) -> str:
 
 def _report(error: P2PMeshError, args: Namespace) -> int:
     """One line on stderr, and an event on stdout where that is read by a program."""
-    sys.stderr.write(f"p2pmesh: {printable(error.message)}\n")
+    excerpt = error.excerpt if isinstance(error, ConfigError) else ()
+    lines = (f"p2pmesh: {printable(error.message)}", *(f"  {printable(line)}" for line in excerpt))
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
     if getattr(args, "log_format", None) == LogFormat.JSON.value:
         sys.stdout.write(encode_event(events.error(error)) + "\n")
         sys.stdout.flush()

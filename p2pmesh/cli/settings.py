@@ -105,10 +105,13 @@ class Settings:
 
     # --- one entry ---------------------------------------------------------------
     def _check(self, entry: Entry, path: Path) -> Mistake | None:
-        text = self._why_wrong(entry, path)
-        return None if text is None else Mistake(entry.line, text)
+        text = self._why_no_option(entry)
+        if text is not None:
+            return Mistake(entry.line, text)
+        error = self._refusal((entry,), path)
+        return None if error is None else _mistake_of(entry, f"{entry.name}: ", error)
 
-    def _why_wrong(self, entry: Entry, path: Path) -> str | None:
+    def _why_no_option(self, entry: Entry) -> str | None:
         if entry.name in REFUSED:
             return f"{entry.name} cannot be set here: {REFUSED[entry.name]}"
         action = self._actions.get(entry.name)
@@ -118,24 +121,29 @@ class Settings:
             _converted(action, entry.value)
         except ValueError as error:
             return f"{entry.name}: {error}"
-        return self._refusal((entry,), path, f"{entry.name}: ")
+        return None
 
     def _check_together(self, entries: Sequence[Entry], path: Path) -> list[Mistake]:
         """What only contradicts another key is told at the last key that makes the contradiction."""
         for count in range(1, len(entries) + 1):
-            text = self._refusal(entries[:count], path, "")
-            if text is not None:
-                return [Mistake(entries[count - 1].line, text)]
+            error = self._refusal(entries[:count], path)
+            if error is not None:
+                return [_mistake_of(entries[count - 1], "", error)]
         return []
 
-    def _refusal(self, entries: Iterable[Entry], path: Path, prefix: str) -> str | None:
+    def _refusal(self, entries: Iterable[Entry], path: Path) -> P2PMeshError | None:
         blank = self._parser.parse_args(["up", "--home", str(path.parent)])
         tried = (entry for entry in entries if entry.name != "join_file")  # not before a node needs what is in it
         try:
             self._make(self.merged(blank, (), tried))
         except P2PMeshError as error:
-            return prefix + error.message
+            return error
         return None
+
+
+def _mistake_of(entry: Entry, prefix: str, error: P2PMeshError) -> Mistake:
+    excerpt = error.excerpt if isinstance(error, ConfigError) else ()
+    return Mistake(entry.line, prefix + error.message, excerpt)
 
 
 def config_path(args: argparse.Namespace) -> Path:

@@ -303,3 +303,16 @@ def test_simulate_prints_a_report_and_fails_when_an_invariant_breaks(
 def test_simulate_refuses_a_scenario_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "storm"]) == 2
     assert "stage-loss" in capsys.readouterr().err
+
+
+def test_a_malformed_multiaddr_is_pointed_at(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    wrong = "/ip4/1.2.3.400/tcp/1"
+    assert main(["up", "--home", str(tmp_path), "--listen", wrong]) == 18
+    lines = capsys.readouterr().err.splitlines()
+    assert "at character 6: '1.2.3.400' is no IPv4 address" in lines[0]
+    assert lines[1:] == [f"  {wrong}", "       ^^^^^^^^^"]
+    (tmp_path / "config.toml").write_text(f'name = "here"\nlisten = ["/ip4/127.0.0.1/tcp/1", "{wrong}"]\n')
+    assert main(["config", "validate", "--home", str(tmp_path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'config.toml'}:2: listen: --listen '{wrong}' is not a multiaddr")
+    assert lines[1:] == [f"  {wrong}", "       ^^^^^^^^^"]
