@@ -5,6 +5,8 @@ checked besides, because a browser on this machine can be made to call loopback 
 """
 
 import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,8 +26,16 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 _FOREIGN_HOST = "the console answers only under its own host name"
 
 
+Reload = Callable[[], Awaitable[dict[str, Any]]]
+"""Reads the node's settings again; raises ``P2PMeshError`` where they are broken."""
+
+
 def console_app(
-    backend: Backend, token: str, desk: InviteDesk | None = None, host_names: frozenset[str] = LOOPBACK_NAMES
+    backend: Backend,
+    token: str,
+    desk: InviteDesk | None = None,
+    host_names: frozenset[str] = LOOPBACK_NAMES,
+    reload: Reload | None = None,
 ) -> Starlette:
     """The application for the console port; ``host_names`` are the names that it may be called by."""
 
@@ -43,6 +53,13 @@ def console_app(
         except P2PMeshError as error:
             return error_response(error)
 
+    async def reload_settings(request: Request) -> Response:
+        try:
+            assert reload is not None
+            return guard(request) or json_response(await reload())
+        except P2PMeshError as error:
+            return error_response(error)
+
     async def live(request: Request) -> Response:
         return json_response({"status": "live"})
 
@@ -51,6 +68,7 @@ def console_app(
             Route("/api/status", status, methods=["GET"]),
             Route("/api/peers", peers, methods=["GET"]),
             Route("/livez", live, methods=["GET"]),
+            *([Route("/api/config/reload", reload_settings, methods=["POST"])] if reload is not None else ()),
             *(invite_routes(desk, guard) if desk is not None else ()),
         ],
         middleware=[

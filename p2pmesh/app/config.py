@@ -29,7 +29,7 @@ from p2pmesh.base.limits import (
     MAX_STAGES,
     MAX_VERSION_BYTES,
 )
-from p2pmesh.base.quantities import GIB, MIB
+from p2pmesh.base.quantities import GIB, MIB, MICROS_PER_SECOND
 from p2pmesh.core.address_text import find_address_fault
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import parse_version
@@ -37,6 +37,8 @@ from p2pmesh.core.guardrails.policy import GuardrailPolicy
 from p2pmesh.core.mixture.roles import MixturePolicy
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.core.relaying import ReachSettings
+from p2pmesh.core.share_hours import MAX_WINDOWS, parse_share_hours
+from p2pmesh.core.sharing import DEFAULT_IDLE_AFTER_S, DEFAULT_LEAVE_S, SharingRules
 from p2pmesh.wire.dtype import WireDtype
 from p2pmesh.wire.schema import is_line
 
@@ -116,6 +118,8 @@ class UpOptions:
     under ``allowed_hosts`` beside its own names, and to pages of ``cors_origins``. ``mixture`` is how several models
     answer as ``mesh``, ``guardrails`` what is mended of answers. ``reach`` is by which relays this node is reached, and
     what it gives as one. ``discovery`` says by whom pools and members are looked for beside those that an invite names.
+    Stages are held at ``share_hours`` (empty: always), with ``is_only_idle`` while nobody used the machine for
+    ``idle_after_s``; what runs when that ends has ``leave_within_s``.
     """
 
     home: Path
@@ -159,6 +163,10 @@ class UpOptions:
     pool: PoolChoice = PoolChoice()
     discovery: Discovery = Discovery.NOSTR
     reach: ReachSettings = ReachSettings()
+    share_hours: tuple[str, ...] = ()
+    is_only_idle: bool = False
+    idle_after_s: int = DEFAULT_IDLE_AFTER_S
+    leave_within_s: int = DEFAULT_LEAVE_S
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -186,6 +194,7 @@ class UpOptions:
         _check_idle_unload(self.idle_unload_s)
         _check_access(self)
         _check_replan_after(self.replan_after_s)
+        _check_sharing(self)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
             raise _invalid("--cache-quota must be at least 1MiB")
@@ -196,6 +205,15 @@ class UpOptions:
             check_multiaddr(address)
         for address in self.announce:
             check_multiaddr(address, "--announce", "/ip4/203.0.113.7/tcp/4001")
+
+    @property
+    def sharing(self) -> SharingRules:
+        """When anything is given; raises ``ConfigError``."""
+        try:
+            hours = parse_share_hours(self.share_hours)
+        except ValueError as error:
+            raise _invalid(f"--share-hours: {error}") from None
+        return SharingRules(hours, self.is_only_idle, self.idle_after_s, self.leave_within_s * MICROS_PER_SECOND)
 
     @property
     def serves_on_demand(self) -> bool:
@@ -475,6 +493,13 @@ def _check_wishes(options: UpOptions) -> None:
             )
         if name in options.models:
             raise _invalid(f"--model and --exclude-model both name {name[:80]}; leave one of them away")
+
+
+def _check_sharing(options: UpOptions) -> None:
+    _check_range("the number of --share-hours", len(options.share_hours), 0, MAX_WINDOWS)
+    _check_range("--idle-after", options.idle_after_s, 10, 86_400)
+    _check_range("--leave-within", options.leave_within_s, 1, 3600)
+    _ = options.sharing
 
 
 def _check_replan_after(after_s: float) -> None:

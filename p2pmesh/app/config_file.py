@@ -6,12 +6,13 @@ what a value means that of ``app.config``.
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from p2pmesh.app.config import UpOptions
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 CONFIG_NAME = "config.toml"
@@ -40,6 +41,25 @@ class Mistake:
     text: str
     excerpt: tuple[str, ...] = ()
     """Lines that point at the characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a node is asked for by its command line and its file; ``keys`` as the file would name them."""
+
+    options: UpOptions
+    keys: Mapping[str, Any]
+
+
+class SettingsFile(Protocol):
+    """The file beside a command line."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is, or would be."""
+
+    def read(self) -> Reading:
+        """Reads it again; raises ``ConfigError`` with every mistake in it."""
 
 
 class ConfigMistakes(ConfigError):

@@ -18,14 +18,14 @@ class OwnersModels:
 
     def __init__(self, store: DiskModelStore, excluded: tuple[str, ...] = ()) -> None:
         self._store = store
-        self._excluded = excluded
+        self.excluded = excluded
         self._named: dict[str, NamedModel] = {}
 
     async def survey(self) -> tuple[KnownModel, ...]:
         """By name; of equal names the first by path."""
         found: dict[str, KnownModel] = {}
         for named, index in await self._store.survey(with_packages=False):
-            is_excluded = excludes(self._excluded, named.name, "")
+            is_excluded = excludes(self.excluded, named.name, "")
             if named.name not in found and not is_excluded and len(found) < MAX_MODELS:
                 found[named.name] = KnownModel(named.name, str(named.path), index)
                 self._named[str(named.path)] = named
@@ -38,7 +38,7 @@ class OwnersModels:
         if named is None:
             raise ConfigError(ErrorCode.MODEL_NOT_FOUND, f"{known.reference} is not there any more")
         model = await self._store.load(named)
-        if excludes(self._excluded, model.name, model.digest):
+        if excludes(self.excluded, model.name, model.digest):
             raise ConfigError(ErrorCode.CONFIG_INVALID, f"the owner of this node excludes {model.name} by its digest")
         await self._store.keep(model)
         return model

@@ -10,10 +10,12 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,10 +35,12 @@ from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.speed_file import SpeedFile
 from p2pmesh.adapters.machine import ThisMachine
 from p2pmesh.adapters.model_packages import DEMO_MODEL
+from p2pmesh.adapters.owner import ThisOwner
 from p2pmesh.adapters.p2p.addresses import every_interface
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.private_files import remove_drafts
 from p2pmesh.adapters.processors import usable_threads
+from p2pmesh.adapters.usage_file import HomeUsage
 from p2pmesh.api.access import LOOPBACK_NAMES
 from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import AccessRules, openai_app
@@ -47,10 +51,12 @@ from p2pmesh.app.api_keys import HomeKeys
 from p2pmesh.app.backend import NodeBackend
 from p2pmesh.app.claims import OwnerFiles, now_unix_ms
 from p2pmesh.app.config import Discovery, UpOptions
+from p2pmesh.app.config_file import SettingsFile
 from p2pmesh.app.device_choice import choose
 from p2pmesh.app.event_folding import EventFolding
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, choose_standing, read_invite
+from p2pmesh.app.live_settings import LIVE_FIELDS, LiveSettings
 from p2pmesh.app.machine_memory import available_memory_bytes, offered_memory_bytes, offered_of_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.model_shelf import OwnersModels
@@ -87,15 +93,23 @@ HTTP_DRAIN_S = DRAIN_S + 1.0
 """Requests that other peers drive for our clients end with their connections."""
 FETCH_TOLD_EVERY_S = 1.0
 FOLDED_TOLD_EVERY_S = 10.0
+_HANG_UP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 HUB_RETRY_FIRST_S = 30.0
 HUB_RETRY_LONGEST_S = 600.0
 
 
-def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None, beside: Beside | None = None) -> int:
+def run_up(
+    options: UpOptions,
+    emit: Emit,
+    alter: AlterNetwork | None = None,
+    beside: Beside | None = None,
+    file: SettingsFile | None = None,
+) -> int:
     """Runs a node until it is told to stop; 0 after a drain, ``P2PMeshError`` when it could not start or go on.
 
     ``alter`` stands between the node and its network, in tests of what others bear; ``beside`` runs with it, in
-    benchmarks of what it costs.
+    benchmarks of what it costs. ``file`` is where ``options`` come from as far as they were not typed, and is read
+    again when it changes.
     """
     if options.invite is not None:
         read_invite(options.invite)  # before a home is made for it
@@ -119,11 +133,15 @@ def run_up(options: UpOptions, emit: Emit, alter: AlterNetwork | None = None, be
             return trio.run(
                 _Command(
                     options,
-                    _Start(identity, ownership, standing, models, choice, alter, beside),
+                    _Start(identity, ownership, standing, models, choice, alter, beside, _live_settings(file, emit)),
                     (api_socket, console_socket),
                     emit,
                 ).run
             )
+
+
+def _live_settings(file: SettingsFile | None, emit: Emit) -> LiveSettings | None:
+    return None if file is None else LiveSettings(file, file.read(), emit)
 
 
 def _remove_drafts(home: Path) -> None:
@@ -143,6 +161,7 @@ class _Start:
     devices: DeviceChoice
     alter: AlterNetwork | None
     beside: Beside | None
+    settings: LiveSettings | None
 
 
 class _Command:
@@ -163,6 +182,8 @@ class _Command:
         self._devices = start.devices
         self._alter = start.alter
         self._beside = start.beside
+        self._settings = start.settings
+        self._offer_at_start_bytes = offered_memory_bytes(None, start.devices)
         self._shelf = OwnersModels(start.models.store, options.excluded_models)
         self._api_socket, self._console_socket = sockets
         self._emit = emit
@@ -232,7 +253,7 @@ class _Command:
         write_run_file(self._options.home, run_file)
         for app, sock in (
             (openai_app(backend, self._access(token), options.mixture, options.guardrails), self._api_socket),
-            (console_app(backend, token, backend), self._console_socket),
+            (console_app(backend, token, backend, reload=self._reload), self._console_socket),
         ):
             self._http_servers += 1
             nursery.start_soon(self._serve_http_app, app, sock)
@@ -256,10 +277,15 @@ class _Command:
                 self._http_ended.set()
 
     async def _stop_at_signal(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """The first signal drains, the second ends at once."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        """The first signal drains, the second ends at once; SIGHUP is about the settings, unless it may mean that the
+        terminal is gone."""
+        hang_up = () if sys.stdout.isatty() or self._settings is None else _HANG_UP
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up) as received:
             task_status.started()
-            async for _ in received:
+            async for number in received:
+                if number in hang_up and self._settings is not None:
+                    await self._settings.reload_and_tell()
+                    continue
                 if self._shutdown.is_set():
                     os._exit(130)
                 self._emit(Event(EventName.STOPPING))
@@ -281,12 +307,12 @@ class _Command:
             neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
             SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), self._lan,
-            self._options.reach,
+            self._options.reach, HomeUsage(self._options.home), ThisOwner(),
         )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
             version=__version__,
-            memory_bytes=offered_memory_bytes(self._options.max_memory_bytes, self._devices),
+            memory_bytes=self._memory_bytes(self._options),
             invite_text=standing.invite_text,
             trust=self._ownership.trust,
             ownership=self._ownership.claim,
@@ -294,6 +320,7 @@ class _Command:
             founding=standing.founding,
             engine=_engine_kind(self._devices),
             wishes=OwnerWishes(self._options.max_layers, self._options.excluded_models),
+            sharing=self._options.sharing,
             artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=standing.is_public),
         )
         node = Node(parts, settings, self._report)
@@ -314,6 +341,8 @@ class _Command:
             nursery.start_soon(self._ownership.run, node, TrioClock())
             nursery.start_soon(self._tell_folded)
             nursery.start_soon(tell_addresses, self._network.address_choice, self._emit)
+            if self._settings is not None:
+                nursery.start_soon(self._settings.watch, partial(self._apply, node))
             if not await self._come_in(node, found):
                 nursery.cancel_scope.cancel()
                 return
@@ -366,6 +395,22 @@ class _Command:
         message = failure.message if failure else f"the pool did not let this node in within {JOIN_S:g} s"
         self._emit(Event(EventName.JOIN_FAILED, {"code": code.value, "message": message, "retry_s": 0.0}))
         return node.overlay.is_founder
+
+    async def _apply(self, node: Node, options: UpOptions) -> None:
+        """What the owner gives from now on; a node that comes after this one begins with it."""
+        self._options = replace(self._options, **{name: getattr(options, name) for name in LIVE_FIELDS})
+        self._shelf.excluded = options.excluded_models
+        wishes = OwnerWishes(options.max_layers, options.excluded_models)
+        await node.change_wishes(self._memory_bytes(options), wishes, options.sharing)
+
+    def _memory_bytes(self, options: UpOptions) -> int:
+        given = options.max_memory_bytes
+        return self._offer_at_start_bytes if given is None else given
+
+    async def _reload(self) -> dict[str, Any]:
+        if self._settings is None:
+            raise ConfigError(ErrorCode.CONFIG_INVALID, "this node was started without a file of settings")
+        return await self._settings.reload()
 
     async def _has_shelf(self) -> bool:
         return self._options.serves_on_demand and bool(await self._shelf.survey())

@@ -2,7 +2,7 @@
 
 from p2pmesh.cli.actions import Commands, add_action, add_group
 
-CONFIG_ACTIONS = ("validate", "show")
+CONFIG_ACTIONS = ("validate", "show", "reload")
 
 
 def add_config(commands: Commands) -> None:
@@ -14,3 +14,4 @@ def add_config(commands: Commands) -> None:
     ):
         action = add_action(actions, name, summary)
         action.add_argument("config", metavar="FILE", nargs="?", help="default: config.toml of the home")
+    add_action(actions, "reload", "Have the running node read its file again; a broken one changes nothing.")

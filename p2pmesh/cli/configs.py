@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from p2pmesh.app.config_file import ConfigMistakes
+from p2pmesh.app.config import choose_home
+from p2pmesh.app.config_file import ConfigMistakes, Reading
 from p2pmesh.cli.exit_codes import EXIT_CODES, OK
-from p2pmesh.cli.output import describe_table, printable
+from p2pmesh.cli.output import describe_reload, describe_table, printable
 from p2pmesh.cli.parser import build_parser, up_options
 from p2pmesh.cli.settings import Settings, as_rows, config_path, require_file
 
@@ -20,17 +21,40 @@ def make_settings() -> Settings:
     return Settings(build_parser, up_options)
 
 
-def with_file(args: Namespace, argv: Sequence[str]) -> Namespace:
-    """What ``up`` is asked for by its arguments and its file; ``ConfigError`` where that makes no sense."""
-    path = require_file(config_path(args)) if args.config else config_path(args)
-    if not path.exists():
-        return args
-    settings = make_settings()
-    return settings.merged(args, settings.typed(argv), settings.read(path))
+class FileOfUp:
+    """The file beside what was typed for ``up``; implements ``app.live_settings.SettingsFile``."""
+
+    def __init__(self, args: Namespace, argv: Sequence[str]) -> None:
+        self._args = Namespace(**{name: value for name, value in vars(args).items() if name != "file"})
+        self._argv = tuple(argv)
+        self._path = config_path(args)
+        if args.config:
+            require_file(self._path)
+
+    @property
+    def path(self) -> Path:
+        """Where it is, or would be."""
+        return self._path
+
+    def merged(self) -> Namespace:
+        """What ``up`` is asked for; ``ConfigError`` where the file makes no sense."""
+        if not self._path.exists():
+            return self._args
+        settings = make_settings()
+        return settings.merged(self._args, settings.typed(self._argv), settings.read(self._path))
+
+    def read(self) -> Reading:
+        """For a node that has joined already, so that no invite is read again."""
+        merged = self.merged()
+        keys = make_settings().values_of(merged)
+        joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": True})
+        return Reading(up_options(joined), keys)
 
 
 def run_config(args: Namespace) -> int:
     """One action; 0, or the exit code of what is wrong."""
+    if args.action == "reload":
+        return _reload(args)
     path = require_file(config_path(args))
     return _validate(path, is_json=args.json) if args.action == "validate" else _show(path, is_json=args.json)
 
@@ -60,6 +84,14 @@ def _tell_mistakes(error: ConfigMistakes, *, is_json: bool) -> int:
 def _show(path: Path, *, is_json: bool) -> int:
     rows = as_rows(make_settings().effective(path))
     _print(json.dumps({"file": str(path), "settings": rows}, indent=2) if is_json else "\n".join(describe_table(rows)))
+    return OK
+
+
+def _reload(args: Namespace) -> int:
+    from p2pmesh.app.client import ask_console
+
+    told = ask_console(choose_home(args.home), "POST", "/api/config/reload", {})
+    _print(json.dumps(told, indent=2) if args.json else "\n".join(describe_reload(told)))
     return OK
 
 

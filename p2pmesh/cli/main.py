@@ -17,7 +17,7 @@ from p2pmesh.base.errors import ConfigError, P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.config_parser import CONFIG_ACTIONS
-from p2pmesh.cli.configs import run_config, with_file
+from p2pmesh.cli.configs import FileOfUp, run_config
 from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED, OK
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
 from p2pmesh.cli.key_parser import KEY_ACTIONS
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) 
         return ending.code if isinstance(ending.code, int) else OK
     try:
         if args.command == "up":
-            args = with_file(args, sys.argv[1:] if argv is None else argv)
+            args.file = FileOfUp(args, sys.argv[1:] if argv is None else argv)
         return (commands or _COMMANDS)[_command_name(args)](args)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -92,12 +92,13 @@ def _silence_stdout() -> None:
 
 
 def _up(args: Namespace) -> int:
-    options = up_options(args)
+    file: FileOfUp = args.file
+    options = up_options(file.merged())
     from p2pmesh.app.up import run_up
 
     is_json = options.log_format is LogFormat.JSON
     printer: EventPrinter = JsonPrinter(sys.stdout) if is_json else PrettyPrinter(sys.stdout, sys.stderr)
-    return run_up(options, printer.emit)
+    return run_up(options, printer.emit, file=file)
 
 
 def _chat(args: Namespace) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from p2pmesh.app.events import Event, EventName
-from p2pmesh.base.quantities import format_size
+from p2pmesh.base.quantities import format_age, format_size
 from p2pmesh.cli.progress import FetchLine, describe_fetch
 
 _SHORT_ID_CHARACTERS = 12
@@ -287,6 +287,47 @@ def _describe_replanned(event: Event) -> Iterator[str]:
     yield f"{fields['model']} moves to a better placement on {peers}: {before:.1f} ms a token before, {after:.1f} after"
 
 
+def _describe_usage(event: Event) -> Iterator[str]:
+    fields = event.fields
+    minutes = round(fields["window_s"] / 60)
+    given = f"{format_size(fields['given_bytes'])} in {_count(fields['given_layers'], 'layer')}"
+    yield (
+        f"last {minutes} minutes: {_count(fields['tokens'], 'token')} for {_count(len(fields['users']), 'user')}, "
+        f"sent {format_size(fields['sent_bytes'])}, got {format_size(fields['received_bytes'])}; "
+        f"given now: {given}; up {format_age(1000 * fields['uptime_s'])}, {fields['tokens_in_all']} tokens in all"
+    )
+    for user in fields["users"]:
+        who = user["name"] or f"peer {_short(user['peer_id'])}"
+        yield f"  {who}: {_count(user['tokens'], 'token')} of {user['model']}"
+
+
+_REST = {"hours": "it is outside the hours of --share-hours", "owner": "the machine is in use"}
+
+
+def _describe_sharing(event: Event) -> Iterator[str]:
+    fields = event.fields
+    then = f"; the hours change {fields['next_change']}" if fields["next_change"] else ""
+    why = _REST.get(fields["reason"], str(fields["reason"]))
+    match fields["state"]:
+        case "giving":
+            yield f"this machine shares {format_size(fields['offered_bytes'])} again{then}"
+        case "leaving":
+            yield f"{why}: nothing new is taken, and what runs here has {fields['leave_s']} s to end or move"
+        case _:
+            yield f"{why}: nothing is shared now{then}"
+
+
+def describe_reload(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What became of a file that was read again."""
+    applied, restart = ", ".join(fields["applied"]), ", ".join(fields["needs_restart"])
+    if applied:
+        yield f"{fields['path']}: {applied} took effect"
+    if restart:
+        yield f"{fields['path']}: {restart} takes effect at the next start"
+    if not applied and not restart:
+        yield f"{fields['path']}: nothing has changed"
+
+
 def _describe_message(event: Event) -> Iterator[str]:
     yield str(event.fields["message"])
 
@@ -472,6 +513,9 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.PIPELINE_READY: _describe_pipeline,
     EventName.RUN_TAKEN_OVER: _describe_taken_over,
     EventName.REPLANNED: _describe_replanned,
+    EventName.SHARING_CHANGED: _describe_sharing,
+    EventName.USAGE: _describe_usage,
+    EventName.CONFIG_RELOADED: lambda event: describe_reload(event.fields),
     EventName.READY: _describe_ready,
     EventName.LOAD_ON_DEMAND: _describe_load_on_demand,
     EventName.MODEL_UNLOADED: _describe_unloaded,

@@ -44,6 +44,7 @@ from p2pmesh.cli.models_parser import add_hub_options, add_models
 from p2pmesh.cli.package_parser import add_package
 from p2pmesh.cli.plan_parser import add_plan
 from p2pmesh.cli.pool_parser import add_pool, pool_choice
+from p2pmesh.cli.sharing_parser import add_sharing
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.guardrails.policy import GuardrailMode
 from p2pmesh.core.ownership import TrustPolicy
@@ -140,6 +141,7 @@ def _add_up(commands: Commands) -> None:
     add("--gpu-layers", type=int, metavar="N", help="of each stage, so many go to the devices (default: all)")
     add("--max-layers", type=int, metavar="N", help="at most so many layers in one stage here")
     add("--exclude-model", metavar="REF", action="append", default=[], help="no stage of it here; repeatable")
+    add_sharing(up)
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
     add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
@@ -348,6 +350,10 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         reach=read_reach(args.relay, args.relay_service, args.relay_limit),
         replan_after_s=args.replan_after,
         discovery=Discovery(args.discovery),
+        share_hours=tuple(args.share_hours),
+        is_only_idle=args.idle_only,
+        idle_after_s=args.idle_after,
+        leave_within_s=args.leave_within,
     )
 
 

@@ -1,7 +1,7 @@
 """What ``config.toml`` may say: the options of ``up``, by their long names, read as the command line reads them.
 
 Owns which keys there are, how their values become options, and what wins: the command line, then the file, then the
-default. Every mistake is found, not only the first.
+default. Every mistake is found, not only the first. What may change while a node runs is ``app.live_settings``'.
 """
 
 import argparse
@@ -102,6 +102,10 @@ class Settings:
             else Setting(key, _plain(self._actions[key].default), "default")
             for key in self._keys
         )
+
+    def values_of(self, merged: argparse.Namespace) -> dict[str, Any]:
+        """By key, as ``up`` was asked for them."""
+        return {key: getattr(merged, self._actions[key].dest) for key in self._keys}
 
     # --- one entry ---------------------------------------------------------------
     def _check(self, entry: Entry, path: Path) -> Mistake | None:

@@ -104,7 +104,7 @@ def request_without_run(request: PlanRequest, standing: Placement) -> PlanReques
     held = {stage.peer_id: stage.needed_bytes for stage in standing.stages}
     peers = tuple(replace(peer, free_bytes=peer.free_bytes + held.get(peer.peer_id, 0)) for peer in request.peers)
     by_id = {peer.peer_id: peer for peer in peers}
-    kept = tuple(s for s in standing.stages if not _is_unwanted(by_id.get(s.peer_id), s))
+    kept = tuple(s for s in standing.stages if not is_unwanted(by_id.get(s.peer_id), s))
     return replace(request, peers=peers, kept=kept)
 
 
@@ -113,7 +113,7 @@ def assess_standing(request: PlanRequest, standing: Placement) -> Assessment | N
     by_id = {peer.peer_id: peer for peer in request.peers}
     if any(stage.peer_id not in by_id for stage in standing.stages):
         return None
-    unwanted = sum(_is_unwanted(by_id[stage.peer_id], stage) for stage in standing.stages)
+    unwanted = sum(is_unwanted(by_id[stage.peer_id], stage) for stage in standing.stages)
     return Assessment(len(standing.stages), Prices(request).estimate(standing.stages).tpot_us, unwanted)
 
 
@@ -122,12 +122,13 @@ def assess_candidate(request: PlanRequest, candidate: Placement) -> Assessment |
     by_id = {peer.peer_id: peer for peer in request.peers}
     for stage in candidate.stages:
         peer = by_id.get(stage.peer_id)
-        if peer is None or _is_unwanted(peer, stage) or request.usable_bytes(peer) < stage.needed_bytes:
+        if peer is None or is_unwanted(peer, stage) or request.usable_bytes(peer) < stage.needed_bytes:
             return None
     return Assessment(len(candidate.stages), Prices(request).estimate(candidate.stages).tpot_us)
 
 
-def _is_unwanted(peer: PlanningPeer | None, stage: PlannedStage) -> bool:
+def is_unwanted(peer: PlanningPeer | None, stage: PlannedStage) -> bool:
+    """Whether the peer's owner does not allow a stage that is there; of a peer that is not known nothing is."""
     if peer is None:
         return False
     is_too_large = peer.most_bytes is not None and stage.needed_bytes > peer.most_bytes

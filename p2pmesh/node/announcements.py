@@ -203,6 +203,14 @@ class AnnouncementBoard:
             self.topics.speak()
             self.changes.mark()
 
+    def offer(self, memory_bytes: int, free_bytes: int, max_layers: int) -> None:
+        """What our owner gives from now on, 0 ``max_layers`` is any number of them; gossiped soon if that is news."""
+        before = self._own
+        self._own = replace(self._own, memory_bytes=memory_bytes, free_bytes=max(0, free_bytes), max_layers=max_layers)
+        if self._own != before:
+            self.topics.speak()
+            self.changes.mark()
+
     def note_machine(self, *, is_on_battery: bool, is_busy: bool) -> None:
         """States of our machine, in which others are asked for stages first; gossiped soon if they changed."""
         before = self._own

@@ -64,6 +64,7 @@ class Candidates:
                 has_model=any(held.digest == digest for held in a.on_disk),
                 is_behind_nat=is_behind_nat(a),
                 decode_bytes_per_s=a.decode_bytes_per_s,
+                most_bytes=a.memory_bytes,
                 most_layers=a.max_layers or None,
                 is_excluded=self._leaving.get(PeerId(a.peer_id), now) > now,
                 is_spared=is_spared(a),

@@ -184,7 +184,10 @@ class Coordinator:
     def _without_leaving(self, standing: Placement) -> Placement | None:
         """The stages of peers that leave elsewhere, those of the others where they are."""
         request = self._request()
-        leaving = tuple(peer.peer_id for peer in request.peers if peer.is_excluded)
+        by_id = {peer.peer_id: peer for peer in request.peers}
+        leaving = tuple(
+            stage.peer_id for stage in standing.stages if replanning.is_unwanted(by_id.get(stage.peer_id), stage)
+        )
         planned = plan_replacement(request, standing, None, leaving, self._standbys.peer_for)
         return planned if isinstance(planned, Placement) else None
 
@@ -349,6 +352,7 @@ class Coordinator:
             own_peer,
             stages.free_bytes,
             has_model=True,
+            most_bytes=stages.memory_bytes,
             decode_bytes_per_s=stages.decode_bytes_per_s,
             most_layers=stages.wishes.max_layers,
             is_excluded=stages.is_leaving

@@ -117,6 +117,8 @@ class Driver:
         self.served = ServedSteps()
         self._prefixes = Prefixes(load, is_possible=engine.facts.shares_prefixes)
         self._report = report
+        self.used: Callable[[str, str, int, int], None] = lambda peer, model, tokens, requests: None
+        """Told of what peers asked for, "" for our own clients: the model, tokens, and a request at its start."""
         self.ended = Changes()
         """Marked when a sequence ends."""
 
@@ -215,7 +217,8 @@ class Driver:
                 prompt, load.run_id, self.fingerprint, sequence.max_tokens, is_reasoning, call_format,
                 load.model_digest, stages,
             )  # fmt: skip
-            async with aclosing(self._events(sequence, started)) as events:
+            self._note_used(claimant.peer, 0, 1)
+            async with aclosing(self._events(sequence, started, claimant.peer)) as events:
                 yield events
         finally:
             sequence.cancel()
@@ -256,13 +259,21 @@ class Driver:
             self._watch.end()
             self._watch = None
 
-    async def _events(self, sequence: Sequence, started: GenerationStarted) -> AsyncGenerator[GenerationEvent, None]:
+    def _note_used(self, peer: str, tokens: int, requests: int = 0) -> None:
+        """Probes are nobody's use."""
+        if self.is_published and (tokens or requests):
+            self.used(peer, self.load.model, tokens, requests)
+
+    async def _events(
+        self, sequence: Sequence, started: GenerationStarted, peer: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
         yield replace(started, cached_tokens=await self._reused_rows(sequence))
         meter = self._pace.meter(self._clock.now(), sequence.sent_tokens)
         async with aclosing(sequence.events()) as events:
             async for event in events:
                 if not isinstance(event, GenerationFinished):
                     self._note_step(meter.note_token(self._clock.now()), event)
+                self._note_used(peer, len(getattr(event, "tokens", ())))
                 yield event
 
     async def _reused_rows(self, sequence: Sequence) -> int:
@@ -406,6 +417,8 @@ class Drivers:
         self._entropy = entropy
         self._changed = changed
         self._drivers: dict[bytes, Driver] = {}
+        self.used: Callable[[str, str, int, int], None] = lambda peer, model, tokens, requests: None
+        """See ``Driver.used``."""
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -425,6 +438,7 @@ class Drivers:
         vocabulary = Vocabulary(await engine.pieces(), engine.facts.beginning_token, engine.facts.end_tokens)
         driver = Driver(load, engine, vocabulary, self._clock, self._nursery, self._vigils, self._report)
         self._drivers[load.run_id] = driver
+        driver.used = self.used
         return driver
 
     def remove(self, driver: Driver, error: P2PMeshError) -> None:

@@ -26,7 +26,7 @@ class MachineWatch:
     def __init__(self, machine: Machine | None, board: AnnouncementBoard, wishes: OwnerWishes, speeds: Speeds) -> None:
         self._machine = machine
         self._board = board
-        self._wishes = wishes
+        self.wishes = wishes
         self._speeds = speeds
         self._load = MachineLoad()
         self._memory_bytes_per_s = 0
@@ -77,7 +77,7 @@ class MachineWatch:
                 )
                 for one in self._speeds.known
             ),
-            excluded_models=self._wishes.excluded_models,
+            excluded_models=self.wishes.excluded_models,
         )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ The concrete ports come from ``app``; the HTTP surface sees a ``Node`` as ``api.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, cast
 
 import trio
 
@@ -15,9 +15,11 @@ from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import NOBODY, Asker
 from p2pmesh.core.artifact_policy import ArtifactTransfer
+from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.core.relaying import ReachSettings
 from p2pmesh.core.retry_after import LEAST_S
+from p2pmesh.core.sharing import SharingRules
 from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
 from p2pmesh.node.claims import Claims
@@ -46,17 +48,23 @@ from p2pmesh.node.run import CoordinatorParts
 from p2pmesh.node.run_table import RunTable
 from p2pmesh.node.servable import Servable, ServableFile, ServableRun
 from p2pmesh.node.serving_options import ServingOptions, check_split
+from p2pmesh.node.sharing import Sharing, SharingParts
 from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import ModelCoordinator, describe_node, describe_reach
 from p2pmesh.node.succession import SuccessionParts, Successions
 from p2pmesh.node.tokenizing import TextOrTokens, TokenizeExchanges
+from p2pmesh.node.traffic import MeteredNetwork, Traffic
+from p2pmesh.node.usage import UsageBook, UsageParts
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineLauncher
 from p2pmesh.ports.grants import GrantStore
 from p2pmesh.ports.lan import Lan
 from p2pmesh.ports.machine import Machine, SpeedStore
 from p2pmesh.ports.models import ModelFile, ModelShelf, ModelStore
+from p2pmesh.ports.network import Network
+from p2pmesh.ports.owner import Owner
+from p2pmesh.ports.usage import UsageStore
 from p2pmesh.wire.announcement import HeldModel, ServedModel
 from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
 
@@ -83,13 +91,21 @@ class NodeParts:
     lan: Lan | None = None
     """None where nothing is to be sent or heard on the local network."""
     reach: ReachSettings = field(default_factory=ReachSettings)
+    usage: UsageStore | None = None
+    owner: Owner | None = None
+    """None where nobody can be asked: what is given is given at all times."""
 
 
 class Node:
     """All services of one node."""
 
     def __init__(self, parts: NodeParts, settings: OverlaySettings, report: Report) -> None:
+        self.traffic = Traffic(parts.neighbours.clock)
+        network = cast(Network, MeteredNetwork(parts.neighbours.network, self.traffic))
+        parts = replace(parts, neighbours=replace(parts.neighbours, network=network))
         ports = parts.neighbours
+        if parts.owner is None:
+            settings = replace(settings, sharing=SharingRules())
         self._parts = parts
         self._report = report
         self.store = parts.store
@@ -122,10 +138,19 @@ class Node:
                 self.speeds,
                 self.vigils,
             ),
-            settings.memory_bytes,
+            settings.memory_bytes if settings.sharing.is_always else 0,
             report,
             settings.wishes,
         )
+        sharing_parts = SharingParts(
+            parts.owner, self.stages, ports.clock, self._is_generating, lambda: self.overlay.board.own().is_busy, report
+        )
+        usage_parts = UsageParts(
+            self.overlay, self.stages, self.traffic, ports.clock, lambda: self.sharing.is_giving, parts.usage, report
+        )
+        self.usage = UsageBook(usage_parts)
+        self.drivers.used = self.stages.used = self.usage.note_tokens
+        self.sharing = Sharing(sharing_parts, settings.memory_bytes, settings.sharing)
         DriverExchanges(self.overlay, self.drivers, self.claims)
         TokenizeExchanges(self.overlay, self.drivers)
         self.records = Records(self.overlay, ports, self._held_files)
@@ -173,6 +198,8 @@ class Node:
             nursery.start_soon(self._machine.run)
             nursery.start_soon(self.on_demand.run)
             nursery.start_soon(self.lan.run)
+            nursery.start_soon(self.sharing.run)
+            nursery.start_soon(self.usage.run)
             task_status.started()
 
     @property
@@ -366,6 +393,8 @@ class Node:
             "pool": None if self.pool is None else self.pool.describe(),
             "lan": self.lan.describe(),
             "reach": describe_reach(self.reach.report()),
+            "sharing": self.sharing.describe(),
+            "usage": self.usage.describe(),
         }  # fmt: skip
 
     async def peers(self) -> dict[str, Any]:
@@ -377,6 +406,11 @@ class Node:
         """The operator trusts differently from now on."""
         self.overlay.trust.change(trust)
         self.overlay.board.changes.mark()  # other models may be routable, other peers be placed on
+
+    async def change_wishes(self, memory_bytes: int, wishes: OwnerWishes, rules: SharingRules) -> None:
+        """The owner gives otherwise from now on; others hear of it, and move what is not wanted here any more."""
+        self.stages.wishes = self._machine.wishes = wishes
+        await self.sharing.change(memory_bytes, rules)
 
     def change_ownership(self, claim: bytes) -> None:
         """Our owner signed us again; empty: nobody claims us any more."""

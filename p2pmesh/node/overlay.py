@@ -25,6 +25,7 @@ from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import Shown
 from p2pmesh.core.owner_wishes import ANYTHING, OwnerWishes
 from p2pmesh.core.ownership import TrustStore
+from p2pmesh.core.sharing import SharingRules
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours
 from p2pmesh.node.channels import MessageStream, error_of, refusal_of
@@ -90,6 +91,8 @@ class OverlaySettings:
     artifact_transfer: ArtifactTransfer = ArtifactTransfer.OPEN
     wishes: OwnerWishes = ANYTHING
     """Caps of our owner."""
+    sharing: SharingRules = SharingRules()
+    """When our owner gives anything."""
 
 
 @dataclass(slots=True)
@@ -657,8 +660,8 @@ def _first_announcement(ports: Neighbours, settings: OverlaySettings, credential
         sequence=0,
         expires_unix_ms=0,
         addresses=(),
-        memory_bytes=settings.memory_bytes,
-        free_bytes=settings.memory_bytes,
+        memory_bytes=settings.memory_bytes if settings.sharing.is_always else 0,
+        free_bytes=settings.memory_bytes if settings.sharing.is_always else 0,
         models=(),
         ownership=settings.ownership,
         engine=settings.engine,

@@ -81,6 +81,8 @@ class StageRun:
         self._was_widened = False
         self._cancel_scope = trio.CancelScope()
         self._is_closed = trio.Event()
+        self.used: Callable[[int], None] = lambda tokens: None
+        """Told of tokens that the stage before sent on."""
         self.ended = Changes()
         """Marked when a sequence is over here."""
 
@@ -211,8 +213,10 @@ class StageRun:
                 raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from the stage before")
             if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
                 self._check_rows(frame)
-            if self._watch is not None and frame.kind is FrameKind.DECODE and FrameFlag.REPLAY not in frame.flags:
-                self._watch.hear()  # the token before has been through all stages
+            if frame.kind is FrameKind.DECODE and FrameFlag.REPLAY not in frame.flags:
+                self.used(len(frame.tokens))
+                if self._watch is not None:
+                    self._watch.hear()  # the token before has been through all stages
             await self._take_forward(frame)
 
     def _check_rows(self, frame: StageFrame) -> None:

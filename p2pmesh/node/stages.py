@@ -9,6 +9,7 @@ coordinates it: a coordinator's death ends no request. The engine of a stage tha
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -79,6 +80,11 @@ class HeldStage:
         self._changes = Changes()
 
     @property
+    def layers(self) -> LayerRange:
+        """Of the model."""
+        return _layers_of(self.load)
+
+    @property
     def is_ready(self) -> bool:
         """Whether frames are taken."""
         ready = (StageState.READY, StageState.LEAVING)
@@ -137,6 +143,7 @@ class Stages:
         self.wishes = wishes
         self._parts = parts
         self._memory_bytes = memory_bytes
+        self._closed = ""
         self._reserved_bytes = 0
         self._released = Changes()
         self._shelf = EngineShelf(parts.launcher, lambda: self.free_bytes)
@@ -147,6 +154,8 @@ class Stages:
         self._holds = 0
         self._held: dict[bytes, HeldStage] = {}
         self._nursery: trio.Nursery | None = None
+        self.used: Callable[[str, str, int], None] = lambda peer, model, tokens: None
+        """Told of tokens that passed a stage here that is not the first: whose run, of which model, how many."""
         self.is_leaving = False
         """Whether stages here are handed over, and none is taken."""
         self._report = report
@@ -159,6 +168,59 @@ class Stages:
     def decode_bytes_per_s(self) -> int:
         """Weights that an engine here reads in a second of decoding, as measured at a load; 0 before."""
         return self._parts.speeds.headline
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is offered now."""
+        return self._memory_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What stages here take, or are about to."""
+        return self._reserved_bytes
+
+    @property
+    def held_layers(self) -> int:
+        """Layers of all stages here, loading ones included."""
+        return sum(len(held.layers) for held in self._held.values())
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether any stage is here, or loads."""
+        return bool(self._held)
+
+    @property
+    def released(self) -> Changes:
+        """Marked when a stage has gone."""
+        return self._released
+
+    async def offer(self, memory_bytes: int, closed: str = "") -> None:
+        """Offers so much from now on, and says so; ``closed`` is why nothing is taken. Stages that are here stay."""
+        self._memory_bytes, self._closed = memory_bytes, closed
+        self.is_leaving = bool(closed)
+        self._overlay.board.offer(memory_bytes, self.free_bytes, self.wishes.max_layers or 0)
+        await self._shelf.make_room(0)
+
+    def unwanted(self) -> tuple[HeldStage, ...]:
+        """Stages that the owner allows no more: those of no wish, and the largest until the others fit the offer."""
+        found: list[HeldStage] = []
+        over_bytes = self._reserved_bytes - self._memory_bytes
+        for held in sorted(self._held.values(), key=lambda one: (-_reserved_bytes(one.load), one.load.run_id)):
+            is_refused = self._closed or self.wishes.refusal(held.load.model, held.load.model_digest, held.layers)
+            if is_refused or over_bytes > 0:
+                found.append(held)
+                over_bytes -= _reserved_bytes(held.load)
+        return tuple(found)
+
+    def end_unwanted(self, cause: P2PMeshError) -> None:
+        """They end now, whoever uses them."""
+        for held in self.unwanted():
+            held.cause = held.cause or cause
+            held.scope.cancel()
+
+    async def hand_over_unwanted(self) -> None:
+        """Returns when they are over, or nobody takes them over; its caller sets the deadline."""
+        await self._hand_over(self.unwanted())
 
     @property
     def free_bytes(self) -> int:
@@ -206,8 +268,11 @@ class Stages:
         """
         self.is_leaving = True
         self._overlay.board.change_own(free_bytes=self.free_bytes)
+        await self._hand_over(tuple(self._held.values()))
+
+    async def _hand_over(self, stages: tuple[HeldStage, ...]) -> None:
         async with trio.open_nursery() as nursery:
-            for held in tuple(self._held.values()):
+            for held in stages:
                 nursery.start_soon(held.hand_over, _status(held.load, StageState.LEAVING))
 
     def begin(self, load: LoadStage, source: PeerId) -> HeldStage:
@@ -225,6 +290,8 @@ class Stages:
     def _check_order(self, load: LoadStage) -> None:
         """It is for this peer, which stays, and within what our owner gives."""
         _check_load(load, self._overlay.own_peer)
+        if self._closed:
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, self._closed)
         if self.is_leaving:
             raise Refused(ErrorCode.SHUTTING_DOWN, "this peer is leaving; place the stage on another")
         refusal = self.wishes.refusal(load.model, load.model_digest, _layers_of(load))
@@ -373,6 +440,9 @@ class Stages:
             driver = await self._parts.drivers.prepare(load, engine)
             deliver = driver.deliver if driver else _drop
             run = StageRun(load, engine, self._overlay, deliver, self._report, self._parts.vigils)
+
+            if driver is None:
+                run.used = partial(self.used, load.stages[0].peer_id, load.model)
 
             async def ready() -> None:
                 if driver is not None:

@@ -197,7 +197,7 @@ def run_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[Raiser], None]:
 
 
 def raising(error: BaseException) -> Raiser:
-    def function(*_: Any) -> int:
+    def function(*_: Any, **__: Any) -> int:
         raise error
 
     return function
@@ -206,7 +206,7 @@ def raising(error: BaseException) -> Raiser:
 def test_up_runs_the_node_and_prints_its_events(run_up: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from p2pmesh.app import events
 
-    def node(options: UpOptions, emit: Any) -> int:
+    def node(options: UpOptions, emit: Any, **_: Any) -> int:
         emit(events.invite(f"for {options.name}"))
         return 0
 

@@ -5,8 +5,9 @@ import pytest
 
 from p2pmesh.app.config import LogFormat, UpOptions
 from p2pmesh.app.config_file import ConfigMistakes
+from p2pmesh.app.live_settings import LIVE_KEYS
 from p2pmesh.base.quantities import GIB
-from p2pmesh.cli.configs import make_settings, with_file
+from p2pmesh.cli.configs import FileOfUp, make_settings
 from p2pmesh.cli.main import main
 from p2pmesh.cli.parser import build_parser, up_options
 from p2pmesh.cli.settings import REFUSED
@@ -26,7 +27,7 @@ def write(home: Path, text: str) -> Path:
 
 def up(*arguments: str) -> UpOptions:
     argv = ["up", *arguments]
-    return up_options(with_file(build_parser().parse_args(argv), argv))
+    return up_options(FileOfUp(build_parser().parse_args(argv), argv).merged())
 
 
 def mistakes(home: Path, text: str) -> list[tuple[int, str]]:
@@ -137,3 +138,29 @@ def test_a_node_with_a_broken_file_does_not_start(home: Path, capsys: pytest.Cap
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"p2pmesh: {path}:1: lanes: ")
     assert f"; {path}:2: 'prot' is no setting" in line
+
+
+def test_a_file_that_is_read_again_reads_no_invite(home: Path) -> None:
+    write(home, 'join_file = "/nowhere"\nlanes = 2\n')
+    argv = ["up"]
+    reading = FileOfUp(build_parser().parse_args(argv), argv).read()
+    assert reading.options.lanes == reading.keys["lanes"] == 2
+    assert reading.keys["join_file"] == "/nowhere"
+
+
+def test_every_key_that_takes_effect_at_once_is_a_key() -> None:
+    assert set(make_settings().keys) >= LIVE_KEYS
+
+
+def test_hours_and_their_mistakes(home: Path) -> None:
+    write(home, 'share_hours = ["22:00-07:00", "Sat 08:00-20:00"]\nidle_only = true\nleave_within = 30\n')
+    options = up()
+    assert options.sharing.leave_us == 30_000_000
+    assert options.sharing.hours.spans
+    assert options.sharing.is_only_idle
+    (found,) = mistakes(home, '\nshare_hours = ["22-7"]\n')
+    assert found[0] == 2
+    assert found[1].startswith("share_hours: --share-hours: '22-7' are no hours; write for example 22:00-07:00")
+    assert mistakes(home, "idle_after = 1\nleave_within = 0\n")[1][1] == (
+        "leave_within: --leave-within must be 1 to 3600, not 0"
+    )

@@ -194,6 +194,7 @@ class Mesh:
                 ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("machine"),
                 given.get("shelf"), given.get("memory_left", lambda: None), given.get("on_demand", OnDemandOptions()),
                 lan=given.get("lan"),
+                owner=given.get("owner"), usage=given.get("usage"),
             )  # fmt: skip
             node = Node(parts, settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store, credentials)
