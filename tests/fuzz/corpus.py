@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import p2pmesh.wire
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
+from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.model.package import PackageManifest, check_manifest, read_manifest
-from p2pmesh.wire import begin, control, engine, stage
+from p2pmesh.wire import begin, control, engine, lan_record, listing, stage
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, peer_id_of, verify
 
@@ -33,6 +35,9 @@ _DONE_ELSEWHERE = frozenset(
         "decode_activation",
         "decode_rows",
         "decode_error",
+        "decode_event",
+        "decode_listing",
+        "decode_txt",
     }
 )
 
@@ -56,6 +61,9 @@ _GIVEN: dict[str, Any] = {
 }
 
 
+_LISTING_RULES = listing.ReadingRules(UnixMillis(vectors.load("listings")["now_unix_ms"]), _accept, takes_private=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """Something that bytes from outside reach first."""
@@ -72,6 +80,8 @@ def readers() -> tuple[Reader, ...]:
         Reader("stream of stage frames", _read_frames),
         Reader("socket of an engine", _read_engine),
         Reader("manifest of a layer package", _read_package),
+        Reader("listing of a relay", _read_listing),
+        Reader("TXT fields of the local network", _read_txt),
     ]
     for module, name, function in _decoders():
         parameters = list(inspect.signature(function).parameters)
@@ -158,6 +168,32 @@ def _read_package(data: bytes) -> None:
         check_manifest(manifest)
 
 
+def _read_listing(data: bytes) -> None:
+    """An event and what it lists. Its id is made to fit, since a mutation would get no further than that."""
+    text = data.decode("utf-8", "surrogateescape")
+    found: object = listing.decode_event(_with_its_id(text), lambda *_: True)
+    if isinstance(found, listing.ListingEvent):
+        found = listing.decode_listing(found, _LISTING_RULES)
+    if isinstance(found, listing.Rejection):
+        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, found.detail)
+
+
+def _with_its_id(text: str) -> str:
+    try:
+        event = json.loads(text)
+        tags = tuple(tuple(tag) for tag in event["tags"])
+        event["id"] = listing.event_id_of(event["pubkey"], event["created_at"], event["kind"], tags, event["content"])
+        return json.dumps(event)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return text
+
+
+def _read_txt(data: bytes) -> None:
+    """TXT fields, a line each."""
+    lines = (line.partition("=") for line in data.decode("utf-8", "replace").splitlines())
+    lan_record.decode_txt({key: value for key, _, value in lines})
+
+
 # --- what is mutated
 
 
@@ -204,6 +240,10 @@ def _case_bytes(case: Any) -> Iterator[bytes]:
         yield case["invite"].encode()
     elif isinstance(case.get("manifest"), str):
         yield case["manifest"].encode()
+    elif isinstance(case.get("event"), str):
+        yield case["event"].encode()
+    elif isinstance(case.get("fields"), dict):
+        yield "\n".join(f"{key}={value}" for key, value in case["fields"].items()).encode("utf-8", "replace")
     elif isinstance(case.get("body"), str) and "rows" in case:
         yield stage.encode_frame(
             stage.StageFrame(

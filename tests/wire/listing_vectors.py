@@ -272,8 +272,8 @@ def _invalid_cases() -> list[Case]:
     plain: list[Case] = [{"name": name, "event": event, "rejected": reason.value} for name, event, reason in cases]
     return [
         *plain,
-        {"name": "event nested deep", "parts": [["[", 40_000]], "rejected": R.EVENT_MALFORMED.value},
-        {"name": "event of 40961 bytes", "parts": [[" ", 40_961]], "rejected": R.EVENT_TOO_LARGE.value},
+        {"name": "event nested deep", "text_parts": [["[", 40_000]], "rejected": R.EVENT_MALFORMED.value},
+        {"name": "event of 40961 bytes", "text_parts": [[" ", 40_961]], "rejected": R.EVENT_TOO_LARGE.value},
     ]
 
 

@@ -42,7 +42,8 @@ def cases(group: str) -> Any:
 
 
 def text_of(case: dict[str, Any]) -> str:
-    return "".join(part * times for part, times in case["parts"]) if "parts" in case else case["event"]
+    parts = case.get("text_parts", ())
+    return "".join(part * times for part, times in parts) or case["event"]
 
 
 def read(text: str, *, takes_private: bool = False, now: UnixMillis = NOW) -> Listing | Rejection:
