@@ -112,11 +112,12 @@ class PoolService:
                 nursery.start_soon(self._search)
 
     async def leave(self) -> None:
-        """Takes our listing away, if there is one; ends within ``WITHDRAW_S``."""
+        """Takes our listing away, if there is one, as the node ends or moves; over within ``WITHDRAW_S``."""
         effects = self._machine.handle(publishing.Leave(), self._parts.ports.clock.now())
         if publishing.Withdraw() in effects:
             await self._parts.relays.delete(WITHDRAW_S)
-            self._tell("pool_unlisted", "leaving", "this node ends")
+            why = "this node ends" if self.found is None else "this node moves to another pool"
+            self._tell("pool_unlisted", "leaving", why)
 
     async def _follow(self) -> None:
         """What the membership says, whenever it says something else."""
@@ -168,18 +169,20 @@ class PoolService:
             await self._runner.handle_here(publishing.CheckFailed())
             return
         ours = [one for one in listings if one.mesh_id == self._parts.overlay.mesh_id]
-        by_lister = {self._seen(one).lister: one for one in ours if one.publisher != self._parts.relays.publisher}
-        self._ours = {lister.peer: one for lister, one in by_lister.items()}
-        seen = tuple(Seen(lister, one.content.max_clients) for lister, one in sorted(by_lister.items()))
+        by_lister: dict[Lister, list[Listing]] = {}
+        for one in ours:
+            if one.publisher != self._parts.relays.publisher:
+                by_lister.setdefault(self._lister_in(one), []).append(one)
+        self._ours = {lister.peer: listings[0] for lister, listings in by_lister.items()}
+        seen = tuple(Seen(lister, _loosest_cap(listings)) for lister, listings in sorted(by_lister.items()))
         await self._runner.handle_here(publishing.Checked(seen))
         if self._machine.phase is Phase.WATCHING and self._machine.publisher is not None:
             self._tell("pool_watched", self._machine.publisher, "")
 
-    def _seen(self, listing: Listing) -> Seen:
+    def _lister_in(self, listing: Listing) -> Lister:
         key = listing.invite.issuer_key
         credentials, verifier = self._parts.overlay.credentials, self._parts.ports.verifier
-        peer = verifier.peer_id_of(key) if key else credentials.founder
-        return Seen(Lister(len(listing.invite.passes), peer), listing.content.max_clients)
+        return Lister(len(listing.invite.passes), verifier.peer_id_of(key) if key else credentials.founder)
 
     async def _publish(self) -> None:
         content = self._content()
@@ -307,6 +310,12 @@ class PoolService:
                 for one in self._parts.relays.states()
             ],
         }
+
+
+def _loosest_cap(listings: list[Listing]) -> int:
+    """Of one member's listing and copies of it: whoever copies it with a low cap is to keep nobody from listing."""
+    caps = [one.content.max_clients for one in listings]
+    return 0 if 0 in caps else max(caps)
 
 
 def _names(names: tuple[str, ...], limit: int) -> tuple[str, ...]:

@@ -1,5 +1,8 @@
 """A public pool stays listed by one of its members, over fake relays and a fake overlay."""
 
+import json
+from dataclasses import replace
+
 import trio
 from trio.testing import MockClock
 
@@ -11,6 +14,12 @@ from tests.node.pool_world import PoolWorld, open_pool_world
 def publisher_of(node: MeshNode) -> str:
     assert node.node.pool is not None
     return node.node.pool._parts.relays.publisher
+
+
+def invite_of(node: MeshNode) -> str:
+    line = node.node.overlay.credentials.listed_invite(node.network.addresses())
+    assert line is not None
+    return line
 
 
 async def pool_of_three(world: PoolWorld) -> tuple[MeshNode, MeshNode, MeshNode]:
@@ -65,14 +74,29 @@ async def test_at_the_client_cap_the_pool_is_listed_no_more_until_a_client_goes(
     async with open_pool_world() as world:
         founder = await world.found(max_clients=1)
         await founder.wait_told("pool_listed")
-        line = founder.node.overlay.credentials.listed_invite(founder.network.addresses())
-        client = await world.mesh.start("client", line, memory_bytes=0)
+        client = await world.mesh.start("client", invite_of(founder), memory_bytes=0)
         await client.node.overlay.join()
         assert (await founder.wait_told("pool_unlisted"))["reason"] == "full"
         assert world.listed() == []
         await world.mesh.kill(client)
         await founder.wait_told("pool_listed", 2)
         assert world.listed() == [publisher_of(founder)]
+
+
+async def test_a_copy_with_a_cap_keeps_nobody_from_listing(autojump_clock: MockClock) -> None:
+    async with open_pool_world() as world:
+        founder, one, two = await pool_of_three(world)
+        client = await world.mesh.start("client", invite_of(founder), memory_bytes=0)
+        await client.node.overlay.join()
+        genuine = world.relay.events[publisher_of(founder)]
+        content = json.loads(genuine.content) | {"max_clients": 1, "client_count": 1}
+        world.relay.hostile_events = [
+            replace(genuine, event_id="f" * 64, publisher="e" * 64, content=json.dumps(content))
+        ]
+        await trio.sleep(60)
+        await world.mesh.kill(founder)
+        await trio.sleep(60)
+        assert len(one.told("pool_listed") + two.told("pool_listed")) == 1
 
 
 async def test_relays_that_refuse_are_told_of_once_and_tried_again(autojump_clock: MockClock) -> None:
