@@ -49,6 +49,7 @@ from p2pmesh.wire.stage import StageFrame
 
 HELD_S = 60.0
 """So long requests are held at most while a run moves."""
+MAX_VOCABULARIES = 4
 _MOVER = Claimant("moving")
 """Whose turn it is when a run that moves takes its lanes: a claimant like the peers."""
 TOKENIZE_TIMEOUT_S = 30.0
@@ -419,6 +420,8 @@ class Drivers:
         self._drivers: dict[bytes, Driver] = {}
         self.used: Callable[[str, str, int, int], None] = lambda peer, model, tokens, requests: None
         """See ``Driver.used``."""
+        self._vocabularies: dict[str, Vocabulary] = {}
+        """By the digest of the stage's file, that of the newest run last."""
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -435,11 +438,22 @@ class Drivers:
         """A driver for a stage that is loaded, if it is stage 0."""
         if load.index != 0 or self._nursery is None:
             return None
-        vocabulary = Vocabulary(await engine.pieces(), engine.facts.beginning_token, engine.facts.end_tokens)
-        driver = Driver(load, engine, vocabulary, self._clock, self._nursery, self._vigils, self._report)
+        nursery, vocabulary = self._nursery, await self._vocabulary_of(load, engine)
+        driver = Driver(load, engine, vocabulary, self._clock, nursery, self._vigils, self._report)
         self._drivers[load.run_id] = driver
         driver.used = self.used
         return driver
+
+    async def _vocabulary_of(self, load: LoadStage, engine: Engine) -> Vocabulary:
+        """That of the run before, if its stage was the same file: megabytes, and a new run is waited for."""
+        digest = load.artifact_digest
+        known = self._vocabularies.pop(digest, None)
+        if known is None:
+            known = Vocabulary(await engine.pieces(), engine.facts.beginning_token, engine.facts.end_tokens)
+        self._vocabularies[digest] = known
+        while len(self._vocabularies) > MAX_VOCABULARIES:
+            del self._vocabularies[next(iter(self._vocabularies))]
+        return known
 
     def remove(self, driver: Driver, error: P2PMeshError) -> None:
         """Its stage is gone: nothing is routed to it any more, and what it generates fails with the cause."""

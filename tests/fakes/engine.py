@@ -95,6 +95,7 @@ class FakeEngine:
             DECODE_US, shares_prefixes=self.shares_prefixes,
         )  # fmt: skip
         self.rows_computed = 0
+        self.told_pieces = 0
         self.forgets = False
         """Keeps nothing of a run that is over, nor of a sequence."""
         self._ended: dict[Key, list[int]] = {}
@@ -177,6 +178,7 @@ class FakeEngine:
         return shown + "".join(f"[{message.role}]{message.content}\n" for message in messages)
 
     async def pieces(self) -> tuple[bytes, ...]:
+        self.told_pieces += 1
         return (*(bytes([token]) for token in range(TEXT_TOKENS)), b"", b"")
 
     # --- the model

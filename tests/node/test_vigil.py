@@ -123,6 +123,18 @@ async def test_an_engine_that_dies_is_replaced_by_a_spare_one(autojump_clock: Mo
         assert nodes[0].told("placement")[-1]["stages"][2]["peer_id"] == spare.peer
 
 
+async def test_the_driver_of_the_next_run_asks_for_no_vocabulary_again(autojump_clock: MockClock) -> None:
+    """Megabytes, which are in the way of a client that waits, and lay about after each run."""
+    async with open_mesh() as mesh:
+        nodes, _ = await with_spare(mesh)
+        (before,) = nodes[0].node.drivers.all()
+        events = await events_of(nodes[0], mesh.request(max_tokens=200), {50: nodes[2].engine.kill})
+        assert end_of(events).recoveries == 1
+        (after,) = nodes[0].node.drivers.all()
+        assert after is not before
+        assert nodes[0].engine.told_pieces == 1
+
+
 async def test_spare_engines_make_room_for_a_stage(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         nodes, spare = await with_spare(mesh)
