@@ -17,6 +17,7 @@ from p2pmesh.cli.output import describe_table, printable
 
 MOST_SHOWN_MODELS = 3
 MOST_SHOWN_POOLS = 50
+_OF_CLOCKS = ("expired", "dated_ahead")
 
 
 def run(args: Namespace) -> int:
@@ -50,6 +51,8 @@ def describe_pools(facts: Mapping[str, Any]) -> Iterator[str]:
     for one in facts["rejections"]:
         words = one["reason"].replace("_", " ")
         yield f"left out: {one['count']} {words} (first: {one['detail']})"
+    if not pools and any(one["reason"] in _OF_CLOCKS for one in facts["rejections"]):
+        yield "is the clock of this machine right? it decides which listings are of now"
     if "choice" in facts:
         yield _choice(facts["choice"], pools)
 

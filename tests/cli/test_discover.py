@@ -40,6 +40,13 @@ def test_what_is_hidden_silent_or_left_out_is_told_once_a_reason() -> None:
     ]
 
 
+def test_where_nothing_is_of_now_the_clock_is_asked_about() -> None:
+    late = {"reason": "expired", "count": 9, "detail": "its time is over", "publisher": ""}
+    lines = list(describe_pools({**FACTS, "pools": [], "rejections": [late]}))
+    assert lines[-1].startswith("is the clock of this machine right?")
+    assert not any("clock" in line for line in describe_pools({**FACTS, "rejections": [late]}))
+
+
 def test_more_pools_than_a_person_reads_are_counted() -> None:
     lines = list(describe_pools({**FACTS, "pools": [POOL] * (MOST_SHOWN_POOLS + 7)}))
     assert lines[MOST_SHOWN_POOLS + 1] == "and 7 more; --json shows all"

@@ -257,6 +257,13 @@ def _invalid_cases() -> list[Case]:
     for missing in good:
         left = {name: value for name, value in good.items() if name != missing}
         cases.append((f"event without {missing}", text_of(left), R.EVENT_MALFORMED))
+    halves = {
+        "half a character as content": text_of({**good, "content": "x"}).replace(
+            '"content":"x"', '"content":"\\ud800"'
+        ),
+        "half a character in a tag": text_of({**good, "tags": [["t", "x"]]}).replace('["t","x"]', '["t","\\udfff"]'),
+    }
+    cases += [(f"event: {name}", text, R.EVENT_MALFORMED) for name, text in halves.items()]
     forged = {
         "content changed after it was signed": {**good, "content": _said(node_count=999)},
         "expiration changed after it was signed": {**good, "tags": [["d", "p2pmesh"], ["k", "p2pmesh"],

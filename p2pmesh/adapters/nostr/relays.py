@@ -188,8 +188,9 @@ class NostrRelays:
     async def _put(self, relay: _Relay, event: tuple[str, str]) -> RelayReply:
         async def say(session: RelaySession) -> RelayReply:
             ok = await session.publish(*event)
-            self._note_reply(relay, ok.outcome, ok.detail)
-            return RelayReply(relay.url, ok.outcome, ok.detail)
+            detail = _with_hint(ok.outcome, ok.detail)
+            self._note_reply(relay, ok.outcome, detail)
+            return RelayReply(relay.url, ok.outcome, detail)
 
         try:
             return await self._visit(relay, say)
@@ -354,6 +355,12 @@ def _filter_of(query: ListingQuery, rules: ReadingRules, until_s: int | None) ->
     if until_s is not None:
         asked["until"] = until_s
     return asked
+
+
+def _with_hint(outcome: PublishOutcome, detail: str) -> str:
+    """What the relay said, and what its owner may not think of: most refuse what seems to come from another time."""
+    is_of_time = any(word in detail.lower() for word in ("created_at", "future", "too old", "expired"))
+    return f"{detail}; check the clock of this machine" if outcome in _REFUSALS and is_of_time else detail
 
 
 def _content_room(limits: StatedLimits) -> int:

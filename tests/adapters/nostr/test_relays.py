@@ -207,6 +207,7 @@ async def test_refusals_are_taken_by_their_kind(
         assert state.phase is phase
         assert "\n" not in state.detail + report.replies[0].detail
         assert "\x1b" not in state.detail
+        assert ("check the clock" in state.detail) is ("created_at" in reason)
         # Whoever refuses our listing is still asked for those of others.
         assert (await relays.fetch(QUERY, TIMEOUT_S)).answered == (url,)
         if phase is RelayPhase.REFUSING:
