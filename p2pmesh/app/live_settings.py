@@ -25,7 +25,9 @@ _LIVE = {
     "max_layers": "max_layers",
     "exclude_model": "excluded_models",
 }
-LIVE_KEYS = frozenset(_LIVE)
+POOL_KEYS = frozenset({"publish", "region", "max_clients"})
+"""Of the listing of the node's public pool; which pool the node is in needs a restart."""
+LIVE_KEYS = frozenset(_LIVE) | POOL_KEYS
 """What takes effect at once; every other key needs a restart."""
 LIVE_FIELDS = tuple(_LIVE.values())
 """The same, as ``UpOptions`` has them."""

@@ -62,6 +62,7 @@ from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
 from p2pmesh.app.model_shelf import OwnersModels
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, check_owner_key, passphrase_sources
+from p2pmesh.app.pool_options import PoolChoice
 from p2pmesh.app.pools import JOIN_S, Pools, check_relays, joined_event
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
 from p2pmesh.app.wire_clearance import with_clearance
@@ -402,6 +403,27 @@ class _Command:
         self._shelf.excluded = options.excluded_models
         wishes = OwnerWishes(options.max_layers, options.excluded_models)
         await node.change_wishes(self._memory_bytes(options), wishes, options.sharing)
+        await self._change_pool(node, options.pool)
+
+    async def _change_pool(self, node: Node, wanted: PoolChoice) -> None:
+        """How the pool is listed; a node that is in none needs a restart to be in one."""
+        changed = replace(
+            self._options.pool,
+            is_publishing=wanted.is_publishing,
+            region=wanted.region,
+            max_clients=wanted.max_clients,
+        )
+        if changed == self._options.pool:
+            return
+        if wanted.is_publishing and (node.pool is None or not node.pool.is_public):
+            text = "publish = true founds a public pool, which takes a restart of the node; until then it is as it was"
+            self._emit(events.error(ConfigError(ErrorCode.CONFIG_INVALID, text)))
+            return
+        self._options = replace(self._options, pool=changed)
+        if node.pool is not None and node.pool.is_public:
+            await node.pool.change(
+                is_publishing=changed.is_publishing, max_clients=changed.max_clients, region=changed.region
+            )
 
     def _memory_bytes(self, options: UpOptions) -> int:
         given = options.max_memory_bytes

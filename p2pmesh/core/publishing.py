@@ -50,6 +50,8 @@ class Phase(StrEnum):
     PUBLISHING = "publishing"
     FULL = "full"
     """We list it, but for the client cap."""
+    UNLISTED = "unlisted"
+    """Our operator wants no listing by this node now: it neither lists the pool nor looks."""
     OVER = "over"
 
 
@@ -107,8 +109,16 @@ class Dialled:
 
 
 @dataclass(frozen=True, slots=True)
+class WishChanged:
+    """The operator wants the pool listed by this node, or not, below so many clients (0: no cap)."""
+
+    is_listing: bool
+    max_clients: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
-    """The node ends, or lists its pool no longer."""
+    """The node ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +148,7 @@ class Dial:
     peer: PeerId
 
 
-Event = PoolChanged | Checked | CheckFailed | Published | Dialled | Leave | DeadlinePassed
+Event = PoolChanged | Checked | CheckFailed | Published | Dialled | WishChanged | Leave | DeadlinePassed
 Effect = Check | Publish | Withdraw | Dial
 
 
@@ -182,10 +192,14 @@ class PublishingMachine:
             return ()
         match event:
             case PoolChanged():
-                return self._take_change(event, now)
+                self._alive, self._clients, self._is_serving = event.alive, event.clients, event.is_serving
+                self.own = next((one for one in event.alive if one.peer == self.own.peer), self.own)
+                return self._follow_pool(now)
+            case WishChanged():
+                return self._take_wish(event, now)
             case Checked(seen):
                 self._is_checking = False
-                return self._judge(seen, now)
+                return () if self.phase is Phase.UNLISTED else self._judge(seen, now)
             case CheckFailed():
                 self._is_checking = False
                 self._check_at = self._after(now, self.policy.check_us)
@@ -201,7 +215,7 @@ class PublishingMachine:
 
     def deadline(self) -> Micros | None:
         """When something is due."""
-        if self.phase is Phase.OVER:
+        if self.phase in (Phase.OVER, Phase.UNLISTED):
             return None
         due = [] if self._is_checking else [self._check_at]
         due += [self._publish_at] if self._publish_at is not None else []
@@ -220,6 +234,8 @@ class PublishingMachine:
     # --- time -----------------------------------------------------------------------
     def _tick(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []
+        if self.phase is Phase.UNLISTED:
+            return ()
         if self._publish_at is not None and now >= self._publish_at:
             self._publish_at = Micros(now + self.policy.interval_us)
             effects.append(Publish())
@@ -248,9 +264,17 @@ class PublishingMachine:
         return Micros(now + first + place * width + self.draws.below(max(1, width // 2)))
 
     # --- what the membership says -----------------------------------------------------
-    def _take_change(self, event: PoolChanged, now: Micros) -> tuple[Effect, ...]:
-        self._alive, self._clients, self._is_serving = event.alive, event.clients, event.is_serving
-        self.own = next((one for one in event.alive if one.peer == self.own.peer), self.own)
+    def _take_wish(self, event: WishChanged, now: Micros) -> tuple[Effect, ...]:
+        self.max_clients = event.max_clients
+        if event.is_listing and self.phase is Phase.UNLISTED:
+            self.phase, self.is_eager, self._check_at = Phase.WATCHING, True, now
+        elif not event.is_listing and self.phase is not Phase.UNLISTED:
+            is_listed = self.phase is Phase.PUBLISHING
+            self.phase, self.publisher, self._publish_at = Phase.UNLISTED, None, None
+            return (Withdraw(),) if is_listed else ()
+        return self._follow_pool(now)
+
+    def _follow_pool(self, now: Micros) -> tuple[Effect, ...]:
         if self.phase is Phase.PUBLISHING and self._is_full():
             self.phase, self._publish_at = Phase.FULL, None
             return (Withdraw(),)

@@ -5,7 +5,7 @@ search for other pools is ``node.pool_finder``'s, and to move to one the node en
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import trio
@@ -86,6 +86,7 @@ class PoolService:
         self._runner: MachineRunner[publishing.Event, publishing.Effect] = MachineRunner(
             self._machine, parts.ports.clock, self._perform, publishing.DeadlinePassed()
         )
+        self._was_told_to_publish = options.is_publishing
         self._nursery: trio.Nursery | None = None
         self._ours: dict[PeerId, Listing] = {}
         """The listings of our mesh that were seen last, by who made them."""
@@ -110,6 +111,13 @@ class PoolService:
                 nursery.start_soon(self._follow)
             if self._options.is_searching:
                 nursery.start_soon(self._search)
+
+    async def change(self, *, is_publishing: bool, max_clients: int, region: str | None) -> None:
+        """What the operator wants of the listing from now on. Who never was told to publish goes on watching."""
+        self._was_told_to_publish = self._was_told_to_publish or is_publishing
+        self._options = replace(self._options, is_publishing=is_publishing, max_clients=max_clients, region=region)
+        is_listing = is_publishing or not self._was_told_to_publish
+        await self._runner.handle_here(publishing.WishChanged(is_listing, max_clients))
 
     async def leave(self) -> None:
         """Takes our listing away, if there is one, as the node ends or moves; over within ``WITHDRAW_S``."""
@@ -206,6 +214,8 @@ class PoolService:
         await self._parts.relays.delete(PUBLISH_S)
         if self._machine.phase is Phase.FULL:
             self._tell("pool_unlisted", "full", "the pool has as many clients as --max-clients allows")
+        elif self._machine.phase is Phase.UNLISTED:
+            self._tell("pool_unlisted", "unpublished", "its operator wants no listing by it any more")
         else:
             self._tell("pool_unlisted", "another", "another member lists the pool")
 

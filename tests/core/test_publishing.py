@@ -26,6 +26,7 @@ from p2pmesh.core.publishing import (
     PublishingMachine,
     PublishingPolicy,
     Seen,
+    WishChanged,
     Withdraw,
 )
 
@@ -272,6 +273,29 @@ def test_a_pool_that_was_listed_goes_on_without_waiting_for_what_it_serves() -> 
     assert watcher.now == lost_at < POLICY.first_wait_us
 
 
+def test_an_operator_takes_the_listing_away_and_puts_it_back() -> None:
+    founder = Member(is_eager=True)
+    founder.publish()
+    assert founder.feed(WishChanged(is_listing=False, max_clients=0)) == (Withdraw(),)
+    assert founder.machine.phase is Phase.UNLISTED
+    assert founder.machine.deadline() is None
+    assert founder.tell(FOUNDER, MEMBERS[2]) == founder.feed(DeadlinePassed()) == ()
+    founder.tell(FOUNDER)
+    assert founder.feed(WishChanged(is_listing=True, max_clients=0)) == ()
+    assert founder.wait() == (Check(),)
+    founder.feed(Checked(()))
+    assert founder.wait() == (Publish(),)
+
+
+def test_a_new_cap_counts_at_once() -> None:
+    founder = Member(is_eager=True)
+    founder.publish()
+    founder.tell(FOUNDER, clients=3)
+    assert founder.feed(WishChanged(is_listing=True, max_clients=3)) == (Withdraw(),)
+    assert founder.feed(WishChanged(is_listing=True, max_clients=4)) == ()
+    assert Publish() in founder.wait()
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever members, relays and publishers do: one listing of ours at most, and always a next look."""
 
@@ -324,6 +348,11 @@ class AnyOrder(RuleBasedStateMachine):
         if self.member.machine.deadline() is not None:
             self.take(self.member.wait())
 
+    @rule(is_listing=st.booleans(), cap=st.integers(0, 3))
+    def wish(self, is_listing: bool, cap: int) -> None:
+        self.take(self.member.feed(WishChanged(is_listing, cap)))
+        assert is_listing or not self.is_listed
+
     @rule()
     def leave(self) -> None:
         self.has_left = True
@@ -334,7 +363,8 @@ class AnyOrder(RuleBasedStateMachine):
     def it_goes_on(self) -> None:
         machine = self.member.machine
         assert self.has_left == (machine.phase is Phase.OVER)
-        assert self.has_left or self.is_checking or machine.deadline() is not None
+        is_idle = self.has_left or machine.phase is Phase.UNLISTED
+        assert is_idle or self.is_checking or machine.deadline() is not None
         assert not self.is_listed or machine.phase is Phase.PUBLISHING
         assert len(machine._dialled) <= POLICY.max_dialled
 

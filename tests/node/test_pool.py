@@ -70,6 +70,20 @@ async def test_who_leaves_takes_its_listing_along(autojump_clock: MockClock) -> 
         assert founder.told("pool_unlisted")[-1]["reason"] == "leaving"
 
 
+async def test_an_operator_may_unpublish_while_the_node_runs(autojump_clock: MockClock) -> None:
+    async with open_pool_world() as world:
+        founder = await world.found(region="attic")
+        await founder.wait_told("pool_listed")
+        assert founder.node.pool is not None
+        await founder.node.pool.change(is_publishing=False, max_clients=0, region=None)
+        assert (await founder.wait_told("pool_unlisted"))["reason"] == "unpublished"
+        await trio.sleep(300)
+        assert world.listed() == []
+        await founder.node.pool.change(is_publishing=True, max_clients=0, region="cellar")
+        assert (await founder.wait_told("pool_listed", 2))["region"] == "cellar"
+        assert world.listed() == [publisher_of(founder)]
+
+
 async def test_at_the_client_cap_the_pool_is_listed_no_more_until_a_client_goes(autojump_clock: MockClock) -> None:
     async with open_pool_world() as world:
         founder = await world.found(max_clients=1)
