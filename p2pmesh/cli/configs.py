@@ -44,10 +44,10 @@ class FileOfUp:
         return settings.merged(self._args, settings.typed(self._argv), settings.read(self._path))
 
     def read(self) -> Reading:
-        """For a node that has joined already, so that no invite is read again."""
+        """For a node that has joined already, so that no invite is read again; one that looks for a pool has none."""
         merged = self.merged()
         keys = make_settings().values_of(merged)
-        joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": True})
+        joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": not merged.auto})
         return Reading(up_options(joined), keys)
 
 

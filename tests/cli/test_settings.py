@@ -164,3 +164,10 @@ def test_hours_and_their_mistakes(home: Path) -> None:
     assert mistakes(home, "idle_after = 1\nleave_within = 0\n")[1][1] == (
         "leave_within: --leave-within must be 1 to 3600, not 0"
     )
+
+
+def test_the_file_is_read_again_beside_a_search_for_a_pool(tmp_path: Path) -> None:
+    argv = ["up", "--home", str(tmp_path), "--auto", "--publish"]
+    (tmp_path / "config.toml").write_text("max_clients = 7\n")
+    reading = FileOfUp(build_parser().parse_args(argv), argv).read()
+    assert (reading.options.pool.is_searching, reading.options.pool.max_clients) == (True, 7)
