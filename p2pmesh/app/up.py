@@ -309,6 +309,7 @@ class _Command:
             available_memory_bytes, _on_demand(self._options),
             SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), self._lan,
             self._options.reach, HomeUsage(self._options.home), ThisOwner(),
+            self._options.discovery.value,
         )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],

@@ -166,6 +166,12 @@ def _plan(args: Namespace) -> int:
     return run_plan(args)
 
 
+def _doctor_network(args: Namespace) -> int:
+    from p2pmesh.cli.doctor import run
+
+    return run(args)
+
+
 def _discover(args: Namespace) -> int:
     from p2pmesh.cli.discover import run
 
@@ -294,6 +300,7 @@ _COMMANDS: Commands = {
     "plan": _plan,
     "gpus": _gpus,
     "discover": _discover,
+    "doctor network": _doctor_network,
     "bench decode": _bench_decode,
     "bench prefix": _bench_prefix,
     "bench tpot": _bench_tpot,

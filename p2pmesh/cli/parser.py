@@ -38,6 +38,7 @@ from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.config_parser import add_config
 from p2pmesh.cli.discover_parser import add_discover
+from p2pmesh.cli.doctor_parser import add_doctor
 from p2pmesh.cli.invite_parser import add_invite, add_joining, add_peer, requirement_options
 from p2pmesh.cli.key_parser import add_access, add_key
 from p2pmesh.cli.models_parser import add_hub_options, add_models
@@ -74,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_certify(commands)
     add_plan(commands)
     add_discover(commands)
+    add_doctor(commands)
     _add_gpus(commands)
     _add_bench(commands)
     _add_chaos(commands)

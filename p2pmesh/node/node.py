@@ -94,6 +94,8 @@ class NodeParts:
     usage: UsageStore | None = None
     owner: Owner | None = None
     """None where nobody can be asked: what is given is given at all times."""
+    discovery: str = ""
+    """By whom the operator lets this node look for others, for the status."""
 
 
 class Node:
@@ -392,6 +394,8 @@ class Node:
             "machine": asdict(self._machine.profile()),
             "pool": None if self.pool is None else self.pool.describe(),
             "lan": self.lan.describe(),
+            "discovery": self._parts.discovery,
+            "clock": self.overlay.clock_offsets.describe(),
             "reach": describe_reach(self.reach.report()),
             "sharing": self.sharing.describe(),
             "usage": self.usage.describe(),

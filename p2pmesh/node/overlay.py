@@ -29,6 +29,7 @@ from p2pmesh.core.sharing import SharingRules
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.node.announcements import AnnouncementBoard, Neighbours
 from p2pmesh.node.channels import MessageStream, error_of, refusal_of
+from p2pmesh.node.clock_offsets import ClockOffsets
 from p2pmesh.node.conduct import Conduct
 from p2pmesh.node.credentials import Attempt, Credentials, CredentialSettings
 from p2pmesh.node.ownership import PeerTrust
@@ -131,6 +132,7 @@ class Overlay:
         """Of the peers that we are dialling or saying hello to."""
         self._inbound: set[PeerId] = set()
         self.conduct = Conduct(ports.network, ports.clock, report)
+        self.clock_offsets = ClockOffsets()
         self.search_nearby_s = 0.0
         """How long joining waits for members that another service meets; 0: there is none."""
         self._exchanges: dict[type, Exchange] = {}
@@ -424,6 +426,7 @@ class Overlay:
             await stream.send(Hello(PROTOCOL_GENERATION, self.mesh_id, attempt.invite, attempt.passes, own, known))
             welcome = await stream.expect(Welcome, HELLO_TIMEOUT_S)
             announcement = self._decode_own_word(welcome)
+            self.clock_offsets.note(peer, announcement.issued_unix_ms, self._ports.clock.unix_ms())
             shown = self._check_welcome(welcome, peer, announcement)
         finally:
             await stream.reset()  # where it proves nothing, the quarantine ends the connection
@@ -457,6 +460,7 @@ class Overlay:
         peer = stream.remote_peer
         try:
             announcement = self._decode_own_word(hello)
+            self.clock_offsets.note(peer, announcement.issued_unix_ms, self._ports.clock.unix_ms())
             shown = await self.credentials.check_hello(hello, peer, announcement)
         except RemoteProtocolError as error:
             self._note_refused(peer, error.code, error.message)

@@ -1,5 +1,7 @@
 """Real nodes on machines of their own, on one link: what they tell, how they find each other, and who keeps silent."""
 
+import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +84,16 @@ def test_the_open_pool_of_a_link_is_joined_without_any_relay(machines: list[Mach
                 clean_up(node)
     allowed = {("ip4", "10.77.0.1"), ("arp", "10.77.0.1"), ("ip4", "224.0.0.251"), ("ip4", "224.0.0.22")}
     assert {(kind, destination) for kind, destination, _ in sent} <= allowed
+
+
+def test_the_doctor_asks_the_node_that_runs(machines: list[Machine], founder: NodeProcess) -> None:
+    command = (sys.executable, "-m", "p2pmesh", "doctor", "network", "--json", "--home", str(founder.home))
+    told = json.loads(machines[0].run(*command).stdout)
+    assert (told["is_running"], told["discovery"], told["nostr_relays"]) == (True, "mdns", [])
+    assert {one["name"].split("/")[2] for one in told["own"] if one["took_ms"] is not None} == {"10.77.0.1", "fd77::1"}
+    assert "inner" in {one["reason"] for one in told["left_out"] if one["interface"] == "docker0"}
+    assert told["lan"] is not None
+    assert not [one for one in told["findings"] if one["level"] == "problem"]
 
 
 def test_a_silent_node_sends_nothing_but_to_the_peer_that_invited_it(
