@@ -27,7 +27,7 @@ from p2pmesh.core.pool_choice import PoolClaims, Wanted, is_worth_moving
 from p2pmesh.core.publishing import Lister, Phase, PublishingMachine, Seen
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.overlay import Overlay
-from p2pmesh.node.pool_finder import FoundPool, PoolFinder
+from p2pmesh.node.pool_finder import FoundPool, PoolFinder, lister_of
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.relays import PublishReport, Relays
@@ -188,9 +188,7 @@ class PoolService:
             self._tell("pool_watched", self._machine.publisher, "")
 
     def _lister_in(self, listing: Listing) -> Lister:
-        key = listing.invite.issuer_key
-        credentials, verifier = self._parts.overlay.credentials, self._parts.ports.verifier
-        return Lister(len(listing.invite.passes), verifier.peer_id_of(key) if key else credentials.founder)
+        return Lister(len(listing.invite.passes), lister_of(listing, self._parts.ports.verifier))
 
     async def _publish(self) -> None:
         content = self._content()

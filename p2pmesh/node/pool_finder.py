@@ -186,8 +186,10 @@ class _Running:
         return listing.peers(founder)
 
     async def _probe(self, listing: Listing) -> None:
-        """Its own publisher is asked, which is the first that its invite leads to."""
-        peer, addresses = self._peers(listing)[0]
+        """Whoever made its invite is asked: anybody may copy a listing and put addresses of their own before."""
+        known = self._peers(listing)
+        lister = lister_of(listing, self._parts.verifier)
+        peer, addresses = next((one for one in known if one[0] == lister), known[0])
         try:
             started = self._parts.clock.now()
             await self._network.dial(peer, addresses, PROBE_DIAL_S)
@@ -211,6 +213,12 @@ def judge_pool(listing: Listing) -> Rejection | None:
     if (listing.content.name or "") != terms.pool_name:
         return _rejected(listing, "it goes by another name than its mesh was founded with")
     return None
+
+
+def lister_of(listing: Listing, verifier: Verifier) -> PeerId:
+    """The member that made the invite of a listing, the founder or another."""
+    invite = listing.invite
+    return verifier.peer_id_of(invite.issuer_key or invite.requirements.founder_key)
 
 
 def claims_of(listing: Listing) -> PoolClaims:

@@ -131,6 +131,20 @@ async def test_a_copied_listing_leads_to_the_pool_that_was_copied(autojump_clock
         assert {one.mesh_id for one in found.pools} == {good.mesh_id}
 
 
+async def test_addresses_that_a_copy_puts_before_lead_nobody_astray(autojump_clock: MockClock) -> None:
+    async with open_pool_world() as world:
+        good = await listed_pool(world)
+        thief = await world.mesh.found("thief")
+        world.relay.events.clear()
+        world.relay.hostile_events = [
+            event_of(
+                "thief", encode_content(replace(good, addresses=thief.network.addresses())), NOW_S + 60, NOW_S + 180
+            )
+        ]
+        found = await world.finder("searcher", Told()).search(Wanted())
+        assert [one.mesh_id for one in found.pools] == [good.mesh_id]
+
+
 async def test_a_name_is_looked_for_exactly(autojump_clock: MockClock) -> None:
     async with open_pool_world() as world:
         await listed_pool(world, "unnamed")
