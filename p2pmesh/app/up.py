@@ -30,6 +30,7 @@ from p2pmesh.adapters.home_lock import hold_home, hold_records
 from p2pmesh.adapters.hub import TransferProgress
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity, load_or_create_identity
 from p2pmesh.adapters.interfaces import SystemInterfaces
+from p2pmesh.adapters.listen_port_file import keep_port, kept_port
 from p2pmesh.adapters.llama.devices import list_devices
 from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.speed_file import SpeedFile
@@ -293,9 +294,11 @@ class _Command:
                 self._shutdown.set()
 
     async def _open_node(self, stack: AsyncExitStack, standing: Standing) -> Node:
-        listen, told = self._options.listen or every_interface(), self._options.announce
+        listen, told = self._options.listen or every_interface(kept_port(self._options.home)), self._options.announce
         network = await stack.enter_async_context(open_network(self._identity, listen, announce=told))
         self._network = network
+        if not self._options.listen:
+            keep_port(self._options.home, int(listen[0].split("/")[4]))
         clock = TrioClock()
         if self._options.is_tracing_gossip:
             network = cast(Libp2pNetwork, TracedNetwork(network, clock, self._report))

@@ -30,7 +30,7 @@ class Lan(Protocol):
 
     @property
     def changes(self) -> int:
-        """How often ``seen`` changed."""
+        """How often ``seen``, or what was refused, changed."""
 
     async def wait_changed_beyond(self, changes: int) -> None:
         """Until ``changes`` is more than that."""

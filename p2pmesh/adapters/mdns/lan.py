@@ -229,14 +229,18 @@ class MdnsLan:
                     self._take(name, info)
             except Exception as error:  # noqa: BLE001  whatever a stranger's record makes the library raise
                 log.debug("a record of the local network cannot be read: %r", error)
-                self._refused += 1
+                self._refuse()
+
+    def _refuse(self) -> None:
+        self._refused += 1
+        self._note_change()
 
     def _take(self, name: str, info: ServiceInfo) -> None:
         try:
             record = decode_txt(_text_fields(info))
         except RemoteProtocolError as error:
             log.debug("%s: %s", name, error.message)
-            self._refused += 1
+            self._refuse()
             return
         if self._seen.get(name) != record:
             self._seen[name] = record

@@ -63,19 +63,19 @@ def _invalid(text: str, reason: str) -> ConfigError:
     return ConfigError(ErrorCode.ADDRESS_INVALID, f"{text!r} cannot be used: {reason}; write for example {example}")
 
 
-def every_interface() -> tuple[str, ...]:
-    """Both address families of every interface, on one free port; only those that this machine has.
+def every_interface(preferred: int = 0) -> tuple[str, ...]:
+    """Both address families of every interface, on one free port, ``preferred`` if that is; those that there are.
 
     One port, because what people forward in a router or open in a firewall is a number.
     """
     families = [one for one in _FAMILIES if _has_family(one[1], one[2])]
-    port = next((port for port in (_free_on(families) for _ in range(_PORT_TRIES)) if port), 0)
+    tries = (_free_on(families, port) for port in (preferred, *(0,) * _PORT_TRIES))
+    port = next((port for port in tries if port), 0)
     return tuple(f"/{name}/{host}/tcp/{port}" for name, _, host in families)
 
 
-def _free_on(families: list[tuple[str, socket.AddressFamily, str]]) -> int:
-    """A port that is free for each family; 0 when the one that the system chose for the first is taken in another."""
-    port = 0
+def _free_on(families: list[tuple[str, socket.AddressFamily, str]], port: int) -> int:
+    """``port``, or one of the system's choice for 0, if it is free for each family; else 0."""
     with ExitStack() as stack:
         for name, family, host in families:
             probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))

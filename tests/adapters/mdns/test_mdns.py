@@ -1,8 +1,10 @@
 """Real multicast on the loopback interface: two nodes see each other, pools among them, and part."""
 
 from dataclasses import replace
+from functools import partial
 
 import trio
+from zeroconf import ServiceInfo, Zeroconf
 
 from p2pmesh.adapters.mdns.lan import MdnsLan, open_lan
 from p2pmesh.adapters.mdns.listings import LanListings, publisher_of
@@ -10,8 +12,9 @@ from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.addresses import InterfaceAddress
 from p2pmesh.ports.lan import Lan
 from p2pmesh.ports.relays import ListingQuery, PublishOutcome, RelayPhase, Relays
-from p2pmesh.wire.lan_record import LanRecord, fingerprint_of
+from p2pmesh.wire.lan_record import SERVICE_TYPE, LanRecord, encode_txt, fingerprint_of
 from tests.fakes.clock import FakeClock
+from tests.fakes.lan import FakeLink
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, verify
 from tests.wire.lan_vectors import CHALLENGE, CLOSED
 from tests.wire.listing_vectors import CONTENT, NOW_MS
@@ -35,6 +38,47 @@ async def wait_seen(lan: Lan, count: int) -> tuple[LanRecord, ...]:
             if len(lan.seen()) == count:
                 return lan.seen()
             await lan.wait_changed_beyond(changes)
+
+
+async def test_the_fake_and_the_real_one_show_what_is_told_and_what_is_taken_back() -> None:
+    link = FakeLink()
+    async with open_lan(Loopback()) as first, open_lan(Loopback()) as second:
+        pairs: list[tuple[Lan, Lan]] = [(link.open(), link.open()), (first, second)]
+        for one, other in pairs:
+            one.tell(AT_HOME)
+            other.tell(OTHER)
+            assert await wait_seen(other, 1) == (AT_HOME,)
+            assert await wait_seen(one, 1) == (OTHER,)
+            one.tell(None)
+            assert await wait_seen(other, 0) == ()
+            assert one.state().is_listening
+
+
+async def test_bad_records_cost_themselves_alone() -> None:
+    def tell_garbage() -> None:
+        bad = (
+            {"svc": "p2pmesh", "schema": "1"},
+            {"peer": b"\xff\xfe"},
+            {},
+            dict(encode_txt(AT_HOME)) | {"schema": "9"},
+        )
+        for index, fields in enumerate(bad):
+            name = f"hostile-{index}.{SERVICE_TYPE}"
+            info = ServiceInfo(SERVICE_TYPE, name, port=1, addresses=[bytes(4)], properties=fields, server="h.local.")
+            stranger.register_service(info, cooperating_responders=True)
+
+    async with open_lan(Loopback()) as one, open_lan(Loopback()) as other:
+        stranger = await trio.to_thread.run_sync(partial(Zeroconf, interfaces=["127.0.0.1"], use_asyncio=False))
+        try:
+            await trio.to_thread.run_sync(tell_garbage)
+            one.tell(AT_HOME)
+            assert await wait_seen(other, 1) == (AT_HOME,)
+            with trio.fail_after(PATIENCE_S):
+                while other.state().refused < 4:
+                    await other.wait_changed_beyond(other.changes)
+            assert other.seen() == (AT_HOME,)
+        finally:
+            await trio.to_thread.run_sync(stranger.close)
 
 
 async def test_two_nodes_find_each_other_and_see_each_other_leave() -> None:

@@ -1,5 +1,7 @@
 """What is dialled, and what is announced."""
 
+import socket
+
 import pytest
 from multiaddr import Multiaddr
 
@@ -76,3 +78,11 @@ def test_every_interface_is_one_port_in_each_address_family_there_is() -> None:
     assert len(addresses) >= 1
     assert len({address.port for address in addresses}) == 1
     assert addresses[0].port > 0
+
+
+def test_a_port_is_taken_again_unless_another_has_it() -> None:
+    port = parse_tcp_address(every_interface()[0]).port
+    assert {parse_tcp_address(text).port for text in every_interface(port)} == {port}
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        taken = other.getsockname()[1]
+        assert taken not in {parse_tcp_address(text).port for text in every_interface(taken)}
