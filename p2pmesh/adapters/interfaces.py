@@ -4,7 +4,8 @@ Owns how facts are read; what they mean is ``core.addresses``. A fact that a sys
 """
 
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,27 @@ _TENTATIVE, _DEPRECATED, _DUPLICATE = 0x40, 0x20, 0x08  # linux/if_addr.h
 _PREFIX_BITS = {socket.AF_INET: 32, socket.AF_INET6: 128}
 
 
+KEPT_S = 1.0
+"""A survey takes a millisecond and dozens of system calls; what a node says of itself is asked for all the time."""
+
+
 class SystemInterfaces:
-    """Implements ``ports.interfaces.Interfaces``."""
+    """Implements ``ports.interfaces.Interfaces``; what it says may be a second old."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._found: tuple[InterfaceAddress, ...] = ()
+        self._found_at_s = float("-inf")
 
     def survey(self) -> tuple[InterfaceAddress, ...]:
         """At most ``MAX_INTERFACE_ADDRESSES``."""
+        now_s = self._now_s()
+        if now_s - self._found_at_s >= KEPT_S:
+            self._found, self._found_at_s = self._look(), now_s
+        return self._found
+
+    @staticmethod
+    def _look() -> tuple[InterfaceAddress, ...]:
         try:
             found, stats = psutil.net_if_addrs(), psutil.net_if_stats()
         except (OSError, RuntimeError):

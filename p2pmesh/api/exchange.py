@@ -215,7 +215,13 @@ class EventStream:
                 await self.comment("keep-alive")
 
     async def _put(self, text: str) -> None:
-        async with self._turn:
+        try:
+            self._turn.acquire_nowait()  # a lock that is free would let every other task run first, for each token
+        except trio.WouldBlock:
+            await self._turn.acquire()
+        try:
             body = text.encode("utf-8", "backslashreplace")  # what JSON can hold and UTF-8 cannot, as JSON writes it
             await self._send({"type": "http.response.body", "body": body, "more_body": True})
             self._last_sent_s = trio.current_time()
+        finally:
+            self._turn.release()

@@ -121,6 +121,11 @@ class AnnouncementBoard:
         """What we say of ourselves now."""
         return replace(self._own, addresses=self._ports.network.addresses())
 
+    @property
+    def own_models(self) -> tuple[ServedModel, ...]:
+        """What we drive, without the look at every interface that ``own`` takes."""
+        return self._own.models
+
     def others(self) -> tuple[Announcement, ...]:
         """The freshest of each other peer, by peer id."""
         return self._machine.announcements()

@@ -63,6 +63,8 @@ class MessageStream:
         if isinstance(message, Refusal):
             message = replace(message, message=without_paths(message.message))
         data = encode_control(message)
+        if not self._send_lock.locked() and self._stream.send_nowait(data):
+            return
         with _deadline(timeout_s, self.remote_peer, "does not read"):
             async with self._send_lock:
                 await self._stream.send(data)
@@ -74,9 +76,9 @@ class MessageStream:
                 length = None
                 prefix = b""
                 while length is None:
-                    prefix += await self._stream.receive_exactly(1)
+                    prefix += self._stream.receive_nowait(1) or await self._stream.receive_exactly(1)
                     length = decode_varint(prefix, self._limit_bytes)
-                return decode_control(await self._stream.receive_exactly(length))
+                return decode_control(self._stream.receive_nowait(length) or await self._stream.receive_exactly(length))
         except RemoteProtocolError as error:
             error.culprit = self.remote_peer
             raise

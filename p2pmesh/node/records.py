@@ -104,7 +104,7 @@ class Records:
     def _wanted_keys(self) -> tuple[RecordKey, ...]:
         """Models before files: a model that nobody finds serves nobody."""
         mesh = self._overlay.mesh_id
-        models = [model_key(mesh, model.name) for model in self._overlay.board.own().models]
+        models = [model_key(mesh, model.name) for model in self._overlay.board.own_models]
         return (*models, *(artifact_key(mesh, digest) for digest in self._held()))
 
     def _handle(self, event: records.Event, nursery: trio.Nursery) -> None:

@@ -220,7 +220,7 @@ class Router:
         ranks = {peer: self._rank(announced) for peer, (announced, _) in drivers.items()}
         served = {peer: one for peer, (_, one) in drivers.items()}
         if self._drivers.find_published(model) is not None:
-            mine = [one for one in self._overlay.board.own().models if serves(one)]
+            mine = [one for one in self._overlay.board.own_models if serves(one)]
             served |= {own: mine[0]} if mine else {}
         candidates = (Candidate(peer, one.run_id, ranks.get(peer, 0)) for peer, one in served.items())
         chosen = self._choices.choose(candidates, keys)

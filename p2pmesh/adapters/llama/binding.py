@@ -7,6 +7,7 @@ Numerics that the rest relies on: flash attention on, one unified cache, full-si
 """
 
 import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ class LoadedStage:
     def decode(self, count: int) -> int:
         """Runs one call on the first ``count`` of ``rows``; 0, or llama.cpp's code of what failed (no cell taken)."""
         if self._tap is not None:
-            self._tap.begin()
+            self._tap.begin(count)
         status = int(native.llama_decode(self._context, self.rows.first(count)))
         if status == 0 and self._tap is not None and not self._tap.is_done():
             return -100
@@ -284,38 +285,73 @@ class _Tap:
 
     Either name may be empty. What llama.cpp makes of rows that are no tokens before its first layer (scales them, adds
     positions, normalises) is meant for embeddings; the rows between stages replace the outcome instead.
+
+    llama.cpp asks of each of some hundred tensors of a step, and to look at its name takes longer than all else of the
+    answer. Calls of equally many rows have one graph, so that names are looked at from where one was found before.
     """
 
     def __init__(self, source: str, target: str, rows: RowBuffers) -> None:
         self.output: NDArray[np.float32] | None = None
         self._is_written = False
         self._source, self._target = source.encode(), target.encode()
+        self._rows = rows
+        self._places: dict[tuple[int, bytes], int] = {}
+        """Which of the tensors that are asked about has a name, by the rows of the call; counted from 1."""
+        self._count = 0
         wanted = tuple(name for name in (self._source, self._target) if name)
+        asked = known = 0
         get_name = ggml.ggml_get_name
 
-        def evaluate(tensor: int, is_asked: bool, _user_data: object) -> bool:
-            if is_asked:  # a few hundred times a step: nothing may be added here
-                return get_name(tensor) in wanted
-            size = ggml.ggml_nbytes(tensor)
-            if get_name(tensor) == self._source:
-                ggml.ggml_backend_tensor_set(tensor, rows.embeddings.ctypes.data, 0, size)
-                self._is_written = True
-                return True
-            output = np.empty(size // 4, dtype=np.float32)
-            ggml.ggml_backend_tensor_get(tensor, output.ctypes.data, 0, size)
-            self.output = output
-            return False
+        def look_from(name: bytes) -> None:
+            nonlocal known
+            known = self._places.get((self._count, name), 0) if name else sys.maxsize
 
+        def begin() -> None:
+            nonlocal asked
+            asked = 0
+            look_from(wanted[0])
+
+        def evaluate(tensor: int, is_asked: bool, _user_data: object) -> bool:
+            nonlocal asked
+            if is_asked:  # nothing may be added here
+                asked += 1
+                return asked >= known and get_name(tensor) in wanted
+            name = get_name(tensor)
+            self._places[self._count, name] = asked
+            if name == self._source:
+                look_from(self._target)
+                return self._write(tensor)
+            return self._read(tensor)
+
+        self._begin = begin
+        self.evaluate = evaluate
         self.callback = native.ggml_backend_sched_eval_callback(evaluate)
 
-    def begin(self) -> None:
-        """Before a call."""
+    def _write(self, tensor: int) -> bool:
+        ggml.ggml_backend_tensor_set(tensor, self._rows.embeddings.ctypes.data, 0, ggml.ggml_nbytes(tensor))
+        self._is_written = True
+        return True
+
+    def _read(self, tensor: int) -> bool:
+        size = ggml.ggml_nbytes(tensor)
+        output = np.empty(size // 4, dtype=np.float32)
+        ggml.ggml_backend_tensor_get(tensor, output.ctypes.data, 0, size)
+        self.output = output
+        return False
+
+    def begin(self, count: int) -> None:
+        """Before a call of so many rows."""
         self.output = None
         self._is_written = False
+        self._count = count
+        self._begin()
 
     def is_done(self) -> bool:
-        """Whether the last call met both tensors."""
-        return (not self._source or self._is_written) and (not self._target or self.output is not None)
+        """Whether the last call met both tensors; if not, the next one looks at every name."""
+        is_done = (not self._source or self._is_written) and (not self._target or self.output is not None)
+        if not is_done:
+            self._places.clear()
+        return is_done
 
 
 def _pointer(array: NDArray[Any], element: Any) -> Any:
