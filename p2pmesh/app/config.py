@@ -21,6 +21,7 @@ from p2pmesh.base.limits import (
     MAX_ADDRESSES,
     MAX_ANNOUNCED_MODELS,
     MAX_API_HOSTS,
+    MAX_DECODE_BYTES_PER_S,
     MAX_EXCLUDED_MODELS,
     MAX_LANES,
     MAX_LAYERS,
@@ -29,12 +30,13 @@ from p2pmesh.base.limits import (
     MAX_STAGES,
     MAX_VERSION_BYTES,
 )
-from p2pmesh.base.quantities import GIB, MIB, MICROS_PER_SECOND
+from p2pmesh.base.quantities import GIB, KIB, MIB, MICROS_PER_SECOND
 from p2pmesh.core.address_text import find_address_fault
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.credentials import parse_version
 from p2pmesh.core.guardrails.policy import GuardrailPolicy
 from p2pmesh.core.mixture.roles import MixturePolicy
+from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.core.ownership import TrustPolicy
 from p2pmesh.core.relaying import ReachSettings
 from p2pmesh.core.share_hours import MAX_WINDOWS, parse_share_hours
@@ -55,6 +57,8 @@ MAX_IDLE_UNLOAD_S = 2_592_000
 MAX_REPLAN_AFTER_S = 86_400.0
 DEFAULT_CACHE_QUOTA_BYTES = 64 * GIB
 MIN_CACHE_QUOTA_BYTES = MIB
+MIN_RATE_CAP_BYTES_PER_S = 256 * KIB
+"""Several transfers share a cap, and a peer that reads nothing for half a minute is given up."""
 
 
 class LogFormat(StrEnum):
@@ -119,7 +123,8 @@ class UpOptions:
     answer as ``mesh``, ``guardrails`` what is mended of answers. ``reach`` is by which relays this node is reached, and
     what it gives as one. ``discovery`` says by whom pools and members are looked for beside those that an invite names.
     Stages are held at ``share_hours`` (empty: always), with ``is_only_idle`` while nobody used the machine for
-    ``idle_after_s``; what runs when that ends has ``leave_within_s``.
+    ``idle_after_s``; what runs when that ends has ``leave_within_s``. Engines give way to other
+    programs by ``niceness``, None as the node does.
     """
 
     home: Path
@@ -167,6 +172,9 @@ class UpOptions:
     is_only_idle: bool = False
     idle_after_s: int = DEFAULT_IDLE_AFTER_S
     leave_within_s: int = DEFAULT_LEAVE_S
+    upload_bytes_per_s: int | None = None
+    download_bytes_per_s: int | None = None
+    niceness: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("--port", self.port, 0, MAX_PORT)
@@ -214,6 +222,14 @@ class UpOptions:
         except ValueError as error:
             raise _invalid(f"--share-hours: {error}") from None
         return SharingRules(hours, self.is_only_idle, self.idle_after_s, self.leave_within_s * MICROS_PER_SECOND)
+
+    @property
+    def wishes(self) -> OwnerWishes:
+        """What the owner caps."""
+        return OwnerWishes(
+            self.max_layers, self.excluded_models, self.upload_bytes_per_s or 0, self.download_bytes_per_s or 0,
+            self.pool.max_clients or None,
+        )  # fmt: skip
 
     @property
     def serves_on_demand(self) -> bool:
@@ -500,6 +516,14 @@ def _check_sharing(options: UpOptions) -> None:
     _check_range("--idle-after", options.idle_after_s, 10, 86_400)
     _check_range("--leave-within", options.leave_within_s, 1, 3600)
     _ = options.sharing
+    for name, rate in (
+        ("--upload-limit", options.upload_bytes_per_s),
+        ("--download-limit", options.download_bytes_per_s),
+    ):
+        if rate is not None and not MIN_RATE_CAP_BYTES_PER_S <= rate <= MAX_DECODE_BYTES_PER_S:
+            raise _invalid(f"{name} must be at least 256KiB a second; a lower one would break transfers off")
+    if options.niceness is not None:
+        _check_range("--nice", options.niceness, 0, 19)
 
 
 def _check_replan_after(after_s: float) -> None:

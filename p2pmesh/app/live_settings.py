@@ -24,6 +24,8 @@ _LIVE = {
     "max_memory": "max_memory_bytes",
     "max_layers": "max_layers",
     "exclude_model": "excluded_models",
+    "upload_limit": "upload_bytes_per_s",
+    "download_limit": "download_bytes_per_s",
 }
 POOL_KEYS = frozenset({"publish", "region", "max_clients"})
 """Of the listing of the node's public pool; which pool the node is in needs a restart."""

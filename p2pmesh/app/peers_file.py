@@ -212,7 +212,7 @@ class _Fields:
 _PEER_KEYS = (
     "name", "memory", "max_memory", "max_layers", "excluded", "decode_bytes_per_s", "has_model", "on_disk",
     "behind_nat", "rank", "label", "spared", "excluded_models", "speeds",
-    "memory_bytes_per_s",
+    "memory_bytes_per_s", "up_bytes_per_s", "down_bytes_per_s",
 )  # fmt: skip
 
 
@@ -264,6 +264,8 @@ def _decode_peer(fields: _Fields) -> PlanningPeer:
         has_model=fields.flag("has_model"),
         is_behind_nat=fields.flag("behind_nat"),
         is_spared=fields.flag("spared"),
+        up_bytes_per_s=fields.size("up_bytes_per_s", MAX_LINK_BYTES_PER_S, 0),
+        down_bytes_per_s=fields.size("down_bytes_per_s", MAX_LINK_BYTES_PER_S, 0),
     )
 
 

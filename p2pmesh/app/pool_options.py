@@ -20,7 +20,8 @@ DEFAULT_RELAYS = (
 class PoolChoice:
     """``is_publishing``: found a public pool and list it; ``is_searching``: join the best one that is listed first.
 
-    ``name`` is the pool's, of both; ``max_clients`` 0 is no cap. ``relays`` empty means ``DEFAULT_RELAYS``.
+    ``name`` is the pool's, of both; ``max_clients`` 0 is no cap; it caps what this node serves to others, too.
+    ``relays`` empty means ``DEFAULT_RELAYS``.
     """
 
     is_publishing: bool = False

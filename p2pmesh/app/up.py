@@ -72,7 +72,6 @@ from p2pmesh.base.limits import MAX_NAME_BYTES
 from p2pmesh.base.quantities import format_size, micros
 from p2pmesh.core.artifact_policy import default_transfer
 from p2pmesh.core.devices import DeviceChoice
-from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import Node, NodeParts
@@ -306,7 +305,11 @@ class _Command:
         if self._alter is not None:
             network = cast(Libp2pNetwork, self._alter(network))
         neighbours = Neighbours(network, self._identity, Ed25519Verifier(), clock, SystemEntropy(), kept)
-        engines = LlamaEngineLauncher(LauncherOptions(str(self._options.home / "cache" / "engine"), self._devices))
+        engines = LlamaEngineLauncher(
+            LauncherOptions(
+                str(self._options.home / "cache" / "engine"), self._devices, niceness=self._options.niceness
+            )
+        )
         parts = NodeParts(
             neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
             available_memory_bytes, _on_demand(self._options),
@@ -324,7 +327,7 @@ class _Command:
             membership=standing.membership,
             founding=standing.founding,
             engine=_engine_kind(self._devices),
-            wishes=OwnerWishes(self._options.max_layers, self._options.excluded_models),
+            wishes=self._options.wishes,
             sharing=self._options.sharing,
             artifact_transfer=self._options.artifact_transfer or default_transfer(is_public=standing.is_public),
         )
@@ -405,8 +408,7 @@ class _Command:
         """What the owner gives from now on; a node that comes after this one begins with it."""
         self._options = replace(self._options, **{name: getattr(options, name) for name in LIVE_FIELDS})
         self._shelf.excluded = options.excluded_models
-        wishes = OwnerWishes(options.max_layers, options.excluded_models)
-        await node.change_wishes(self._memory_bytes(options), wishes, options.sharing)
+        await node.change_wishes(self._memory_bytes(options), options.wishes, options.sharing)
         await self._change_pool(node, options.pool)
 
     async def _change_pool(self, node: Node, wanted: PoolChoice) -> None:

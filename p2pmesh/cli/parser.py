@@ -143,7 +143,7 @@ def _add_up(commands: Commands) -> None:
     add("--gpu-layers", type=int, metavar="N", help="of each stage, so many go to the devices (default: all)")
     add("--max-layers", type=int, metavar="N", help="at most so many layers in one stage here")
     add("--exclude-model", metavar="REF", action="append", default=[], help="no stage of it here; repeatable")
-    add_sharing(up)
+    add_sharing(up, _size)
     add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
     add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
@@ -356,6 +356,9 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         is_only_idle=args.idle_only,
         idle_after_s=args.idle_after,
         leave_within_s=args.leave_within,
+        upload_bytes_per_s=args.upload_limit,
+        download_bytes_per_s=args.download_limit,
+        niceness=args.nice,
     )
 
 

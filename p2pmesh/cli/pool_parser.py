@@ -12,7 +12,8 @@ def add_pool(up: argparse.ArgumentParser) -> None:
     add("--auto", action="store_true", help="join the best public pool that is listed; with none, serve alone")
     add("--pool-name", metavar="NAME", default="", help="the pool's name: to publish under, or to look for exactly")
     add("--region", metavar="TEXT", help="where the pool is, in its listing")
-    add("--max-clients", metavar="N", type=int, default=0, help="list the pool only below so many clients; 0: no cap")
+    help_text = "serve so many clients of other peers at a time, and list the pool only below that; 0: no cap"
+    add("--max-clients", metavar="N", type=int, default=0, help=help_text)
     text = f"a relay for listings; repeatable (default: {len(DEFAULT_RELAYS)} public ones)"
     add("--nostr-relay", metavar="URL", action="append", default=[], help=text)
 

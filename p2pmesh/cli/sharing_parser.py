@@ -1,12 +1,13 @@
 """What an owner gives, when, and how fast, as options of ``up``; part of ``cli.parser``."""
 
 import argparse
+from collections.abc import Callable
 
 from p2pmesh.core.sharing import DEFAULT_IDLE_AFTER_S, DEFAULT_LEAVE_S
 
 
-def add_sharing(up: argparse.ArgumentParser) -> None:
-    """When this machine gives anything, and how it stops."""
+def add_sharing(up: argparse.ArgumentParser, size: Callable[[str], int]) -> None:
+    """When this machine gives anything, how it stops, and what is capped; ``size`` reads sizes."""
     add = up.add_argument
     help_text = "share at these local hours, such as 22:00-07:00 or 'Mon-Fri 18:00-24:00'; repeatable (default: always)"
     add("--share-hours", metavar="HOURS", action="append", default=[], help=help_text)
@@ -25,3 +26,11 @@ def add_sharing(up: argparse.ArgumentParser) -> None:
         default=DEFAULT_LEAVE_S,
         help="when sharing ends, what runs here has so long to end or move (default: %(default)s)",
     )
+    add(
+        "--upload-limit",
+        metavar="SIZE",
+        type=size,
+        help="a second, to peers: activations first, then files (default: any)",
+    )
+    add("--download-limit", metavar="SIZE", type=size, help="a second, from peers (default: any)")
+    add("--nice", metavar="N", type=int, help="engines give way to other programs, 0 to 19 (default: as the node)")

@@ -20,10 +20,17 @@ DIGEST_PREFIX = 12
 
 @dataclass(frozen=True, slots=True)
 class OwnerWishes:
-    """Caps of a peer: layers of one stage (None: any), and models that get no stage here, by name or digest."""
+    """Caps of a peer: layers of one stage (None: any), and models that get no stage here, by name or digest.
+
+    ``up_bytes_per_s`` and ``down_bytes_per_s`` are for what it sends to peers and receives (0: any); of other peers'
+    clients at most ``max_clients`` are served at a time (None: any).
+    """
 
     max_layers: int | None = None
     excluded_models: tuple[str, ...] = ()
+    up_bytes_per_s: int = 0
+    down_bytes_per_s: int = 0
+    max_clients: int | None = None
 
     def refusal(self, model: str, digest: str, layers: LayerRange) -> str | None:
         """Why a stage may not be here; None where it may."""

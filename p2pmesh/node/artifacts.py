@@ -61,6 +61,9 @@ class ArtifactPorts:
     clock: Clock
     note_transfer: NoteTransfer
     report: Report
+    wait_to_send: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    """Before each chunk: the owner may give others only so many bytes in a second."""
+    wait_to_receive: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
 
 @dataclass(slots=True)
@@ -193,7 +196,7 @@ class Artifacts:
         seek = _Seeking(self._sources, wanted, origin)
         parts = TransferParts(
             self._overlay, self._ports.clock, self._ports.note_transfer, seek,
-            _DropReport(wanted, origin, self._ports.report),
+            _DropReport(wanted, origin, self._ports.report), self._ports.wait_to_receive,
         )  # fmt: skip
         counts = TransferCounts()
         try:
@@ -274,6 +277,7 @@ class Artifacts:
     async def _serve(self, stream: MessageStream, asked: FetchArtifact) -> None:
         async def send(data: bytes) -> None:
             await self._let_tokens_pass()
+            await self._ports.wait_to_send()
             await stream.send(ArtifactChunk(data), CHUNK_TIMEOUT_S)
             self._given_bytes += len(data)
 

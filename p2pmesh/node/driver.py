@@ -17,6 +17,7 @@ from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Ref
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS, PREFILL_SLICE_TOKENS
 from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core.client_cap import ClientCap
 from p2pmesh.core.generation import Asking, GenerationMachine, GenerationPolicy
 from p2pmesh.core.lane_queue import Claimant, LaneQueuePolicy
 from p2pmesh.core.reasoning import opens_reasoning
@@ -422,6 +423,8 @@ class Drivers:
         """See ``Driver.used``."""
         self._vocabularies: dict[str, Vocabulary] = {}
         """By the digest of the stage's file, that of the newest run last."""
+        self.clients = ClientCap()
+        """Clients of other peers, over all drivers."""
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -488,6 +491,17 @@ class Drivers:
             seen = driver.ended.count
             while driver.active_sequences:
                 seen = await driver.ended.wait_beyond(seen)
+
+    @contextmanager
+    def served(self, client: Claimant) -> Iterator[None]:
+        """While a request of another peer's client is served; refused where the owner wants no more of them."""
+        if not self.clients.enter(client):
+            text = f"this peer serves others' clients no more than {self.clients.most} at a time; try again"
+            raise Refused(ErrorCode.OVERLOADED, text)
+        try:
+            yield
+        finally:
+            self.clients.leave(client)
 
     def find_published(self, model: str) -> Driver | None:
         """The newest driver of a model that may be routed to."""

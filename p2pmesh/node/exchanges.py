@@ -7,6 +7,7 @@ import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
+from p2pmesh.core.lane_queue import Claimant
 from p2pmesh.node.channels import MessageStream, error_of
 from p2pmesh.node.claims import Claims
 from p2pmesh.node.driver import HELD_S, Drivers
@@ -100,9 +101,10 @@ class DriverExchanges:
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_at_end, stream, nursery.cancel_scope)
-                async with driver.generate(request, stream.remote_peer) as events:
-                    async for event in events:
-                        await stream.send(_message_of(event))
+                with self._drivers.served(Claimant(stream.remote_peer, request.client)):
+                    async with driver.generate(request, stream.remote_peer) as events:
+                        async for event in events:
+                            await stream.send(_message_of(event))
                 nursery.cancel_scope.cancel()
         await stream.finish()
 

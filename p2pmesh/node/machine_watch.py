@@ -78,6 +78,8 @@ class MachineWatch:
                 for one in self._speeds.known
             ),
             excluded_models=self.wishes.excluded_models,
+            up_bytes_per_s=self.wishes.up_bytes_per_s,
+            down_bytes_per_s=self.wishes.down_bytes_per_s,
         )  # fmt: skip
 
 

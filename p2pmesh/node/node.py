@@ -123,7 +123,11 @@ class Node:
         self._connections = Connections(self.overlay, ports)
         self._identity_guard = IdentityGuard(self.overlay, ports, report)
         self.claims = Claims(self.overlay, ports.clock, parts.grants)
-        artifact_ports = ArtifactPorts(parts.store, ports.clock, self.links.note_transfer, report)
+        self.traffic.limit(settings.wishes.up_bytes_per_s, settings.wishes.down_bytes_per_s)
+        artifact_ports = ArtifactPorts(
+            parts.store, ports.clock, self.links.note_transfer, report, self.traffic.wait_to_send_file,
+            self.traffic.wait_to_receive_file,
+        )  # fmt: skip
         self.artifacts = Artifacts(self.overlay, artifact_ports, settings.artifact_transfer)
         self.speeds = Speeds(ports.clock, parts.speeds)
         self._machine = MachineWatch(parts.machine, self.overlay.board, settings.wishes, self.speeds)
@@ -151,6 +155,7 @@ class Node:
             self.overlay, self.stages, self.traffic, ports.clock, lambda: self.sharing.is_giving, parts.usage, report
         )
         self.usage = UsageBook(usage_parts)
+        self.drivers.clients.most = settings.wishes.max_clients
         self.drivers.used = self.stages.used = self.usage.note_tokens
         self.sharing = Sharing(sharing_parts, settings.memory_bytes, settings.sharing)
         DriverExchanges(self.overlay, self.drivers, self.claims)
@@ -414,6 +419,8 @@ class Node:
     async def change_wishes(self, memory_bytes: int, wishes: OwnerWishes, rules: SharingRules) -> None:
         """The owner gives otherwise from now on; others hear of it, and move what is not wanted here any more."""
         self.stages.wishes = self._machine.wishes = wishes
+        self.traffic.limit(wishes.up_bytes_per_s, wishes.down_bytes_per_s)
+        self.drivers.clients.most = wishes.max_clients
         await self.sharing.change(memory_bytes, rules)
 
     def change_ownership(self, claim: bytes) -> None:

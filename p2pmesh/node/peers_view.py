@@ -63,7 +63,8 @@ def _describe_profile(profile: Profile | None) -> dict[str, Any]:
         for one in speeds_of(profile)
     ]
     excluded = list(profile.excluded_models)
-    return {"speeds": speeds, "memory_bytes_per_s": profile.memory_bytes_per_s, "excluded_models": excluded}
+    caps = {"up_bytes_per_s": profile.up_bytes_per_s, "down_bytes_per_s": profile.down_bytes_per_s}
+    return {"speeds": speeds, "memory_bytes_per_s": profile.memory_bytes_per_s, "excluded_models": excluded, **caps}
 
 
 def _links(peers: Sequence[PeerId], links: LinkMatrix) -> list[dict[str, Any]]:

@@ -71,6 +71,8 @@ class Profiles:
             return replace(
                 peer,
                 decode_bytes_per_s=speed or decode_speed_of_memory(profile.memory_bytes_per_s),
+                up_bytes_per_s=profile.up_bytes_per_s,
+                down_bytes_per_s=profile.down_bytes_per_s,
                 is_excluded=peer.is_excluded or excludes(profile.excluded_models, model.name, model.digest),
             )
 

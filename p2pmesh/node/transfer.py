@@ -79,6 +79,7 @@ class TransferParts:
     note_transfer: NoteTransfer
     seek: Seek
     note_dropped: Callable[[PeerId, Cause], None]
+    wait_to_receive: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
 
 class Transfer:
@@ -189,7 +190,7 @@ class Transfer:
             stream = await self._parts.overlay.open_exchange(ask.peer, question, self._addresses.get(ask.peer, ()))
         except P2PMeshError as error:
             return self._cause_of(error)
-        incoming = _Incoming(stream, size_bytes, self._parts.clock)
+        incoming = _Incoming(stream, size_bytes, self._parts)
         kept_bytes = 0
         try:
             for piece in range(ask.first, last + 1):
@@ -240,10 +241,11 @@ class Transfer:
 class _Incoming:
     """The bytes of one answer, in whatever chunks they come; timed from the first chunk to the last."""
 
-    def __init__(self, stream: MessageStream, size_bytes: int, clock: Clock) -> None:
+    def __init__(self, stream: MessageStream, size_bytes: int, parts: TransferParts) -> None:
         self._stream = stream
         self._size_bytes = size_bytes
-        self._clock = clock
+        self._clock = parts.clock
+        self._wait_to_receive = parts.wait_to_receive
         self._rest = memoryview(b"")
         self._first: tuple[int, int] | None = None
         self.received_bytes = 0
@@ -267,6 +269,7 @@ class _Incoming:
         return bytes(data), digest.digest()
 
     async def _next_chunk(self) -> bytes:
+        await self._wait_to_receive()
         chunk = await self._stream.expect(ArtifactChunk, CHUNK_TIMEOUT_S)
         self.received_bytes += len(chunk.data)
         if self.received_bytes > self._size_bytes:

@@ -58,3 +58,5 @@ class Profile:
     devices: tuple[DeviceEntry, ...] = declared(ListOf(Row(DeviceEntry), MAX_PROFILE_DEVICES), ())
     speeds: tuple[SpeedEntry, ...] = declared(ListOf(Row(SpeedEntry), MAX_PROFILE_SPEEDS), ())
     excluded_models: tuple[str, ...] = declared(ListOf(_NAME, MAX_EXCLUDED_MODELS), ())
+    up_bytes_per_s: int = declared(_RATE, 0)
+    down_bytes_per_s: int = declared(_RATE, 0)

@@ -171,3 +171,18 @@ def test_the_file_is_read_again_beside_a_search_for_a_pool(tmp_path: Path) -> No
     (tmp_path / "config.toml").write_text("max_clients = 7\n")
     reading = FileOfUp(build_parser().parse_args(argv), argv).read()
     assert (reading.options.pool.is_searching, reading.options.pool.max_clients) == (True, 7)
+
+
+def test_caps_and_their_mistakes(home: Path) -> None:
+    write(home, 'upload_limit = "1MiB"\ndownload_limit = "2MiB"\nmax_clients = 3\nnice = 10\nmax_layers = 5\n')
+    options = up()
+    wishes = options.wishes
+    assert (wishes.up_bytes_per_s, wishes.down_bytes_per_s, wishes.max_clients) == (2**20, 2**21, 3)
+    assert (wishes.max_layers, options.niceness) == (5, 10)
+    told = [text for _, text in mistakes(home, "upload_limit = 1\ndownload_limit = 0\nmax_clients = -1\nnice = 20\n")]
+    assert told == [
+        "upload_limit: --upload-limit must be at least 256KiB a second; a lower one would break transfers off",
+        "download_limit: --download-limit must be at least 256KiB a second; a lower one would break transfers off",
+        "max_clients: --max-clients must be 0 (no cap) to 65536, not -1",
+        "nice: --nice must be 0 to 19, not 20",
+    ]

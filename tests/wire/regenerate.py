@@ -756,6 +756,8 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "profile with 65 excluded models": {"excluded_models": ["m"] * 65},
         "profile with an excluded model of 257 bytes": {"excluded_models": ["m" * 257]},
         "profile with an excluded model as bytes": {"excluded_models": [b"m"]},
+        "profile with a negative cap on what it sends": {"up_bytes_per_s": -1},
+        "profile with a cap on what it receives beyond the limit": {"down_bytes_per_s": 2**48 + 1},
     }),
     ("probe", {
         "probe with a nonce of 15 bytes": {"nonce": bytes(15)},

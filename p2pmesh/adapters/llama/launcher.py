@@ -23,6 +23,7 @@ from p2pmesh.adapters.llama.exits import describe_exit, last_line_of
 from p2pmesh.adapters.llama.link import EngineLink
 from p2pmesh.adapters.llama.probe import DEFAULT_SPIN_COUNT, ProbeFindings, ProbeRequest, probe
 from p2pmesh.adapters.llama.starving import Patience
+from p2pmesh.adapters.niceness import set_niceness
 from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core.devices import PROCESSOR_ALONE, DeviceChoice
@@ -63,6 +64,8 @@ class LauncherOptions:
     starting_silence_seconds: float = 30.0
     queued_frames: int = 64
     is_probing: bool = True
+    niceness: int | None = None
+    """How much engines give way to other programs; None as much as the node."""
 
 
 class LlamaEngineLauncher:
@@ -81,6 +84,8 @@ class LlamaEngineLauncher:
         threads = self._options.threads or usable_threads()
         findings = await self._probe(spec, threads)
         child = await _start_child(engine_environment(findings.spin_count))
+        if self._options.niceness is not None:
+            set_niceness(child.process.pid, self._options.niceness)
         failure: EngineError | None = None
         try:
             async with trio.open_nursery() as nursery:

@@ -39,9 +39,17 @@ class Prices:
         return self._request.links.one_way_us(one, other)
 
     def transfer_us(self, one: PeerId, other: PeerId) -> int:
-        """What the bytes of a token's activation add; 0 where the throughput is unknown."""
+        """What the bytes of a token's activation add, by the link and the caps at its ends; 0 where none is known."""
+        if one == other:
+            return 0
         link = self._request.links.between(one, other)
-        rate = link.throughput_bytes_per_s if link is not None and one != other else 0
+        sender, receiver = self._peers.get(one), self._peers.get(other)
+        rates = (
+            0 if link is None else link.throughput_bytes_per_s,
+            0 if sender is None else sender.up_bytes_per_s,
+            0 if receiver is None else receiver.down_bytes_per_s,
+        )
+        rate = min((one_rate for one_rate in rates if one_rate), default=0)
         return self._request.model.activation_bytes * MICROS_PER_SECOND // rate if rate else 0
 
     def penalty_us(self, one: PeerId, other: PeerId) -> int:

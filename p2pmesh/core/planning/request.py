@@ -88,7 +88,8 @@ class PlanningPeer:
 
     ``free_bytes`` is what is free, ``most_bytes`` what its owner allows (None: all of it), ``most_layers`` likewise.
     ``decode_bytes_per_s`` is measured, 0 unknown. ``has_model`` means that nothing need be fetched for any stage.
-    ``is_spared`` where it runs on battery, or its owner uses it: others come first.
+    ``is_spared`` where it runs on battery, or its owner uses it: others come first. ``up_bytes_per_s`` and
+    ``down_bytes_per_s`` are what its owner lets it send and receive; 0: all that its links carry.
     """
 
     peer_id: PeerId
@@ -101,6 +102,8 @@ class PlanningPeer:
     has_model: bool = False
     is_behind_nat: bool = False
     is_spared: bool = False
+    up_bytes_per_s: int = 0
+    down_bytes_per_s: int = 0
 
     @property
     def offered_bytes(self) -> int:

@@ -72,3 +72,20 @@ def test_hops_are_priced_by_what_timed_runs_took_and_one_bad_moment_does_not_rul
 def test_a_run_of_one_stage_tells_nothing_of_hops() -> None:
     alone = StepEstimate(6_000, 0, 0, 9_000, 0, 1, 33_000)
     assert learn_overhead(DEFAULT_POLICY, alone) is DEFAULT_POLICY
+
+
+def test_what_owners_let_through_costs_as_a_narrow_link_does() -> None:
+    """The sender's cap on what it sends, the receiver's on what it receives; the narrowest counts."""
+    model = replace(MODEL, activation_bytes=10_000)
+
+    def transfer_us(sender: PlanningPeer, receiver: PlanningPeer, throughput: int = 0) -> int:
+        links = LinkMatrix({(A, B): PairLink(20_000, throughput, False)})
+        asked = PlanRequest(model, (sender, receiver), links=links)
+        return Prices(asked).estimate(STAGES).transfer_us
+
+    a, b = PEERS
+    assert transfer_us(a, b) == 0
+    assert transfer_us(replace(a, up_bytes_per_s=1_000_000), b) == 10_000
+    assert transfer_us(a, replace(b, down_bytes_per_s=500_000)) == 20_000
+    assert transfer_us(replace(a, up_bytes_per_s=1_000_000), replace(b, down_bytes_per_s=500_000), 250_000) == 40_000
+    assert transfer_us(replace(a, down_bytes_per_s=1), replace(b, up_bytes_per_s=1)) == 0
