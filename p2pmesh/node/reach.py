@@ -288,6 +288,7 @@ class Reach:
                 case reservations.Reserve(peer):
                     self._start(self._reserve, peer)
                 case reservations.RelaysChanged():
+                    self._met.clear()  # whoever was out of reach with the last relay may be met through this one
                     self._announce()
                     relays = list(self._relays.held)
                     self._report("relays_changed", {"relays": relays, "count": len(relays)})
