@@ -1,7 +1,8 @@
 """``p2pmesh invite`` and ``p2pmesh peer``: the founder's invites and members.
 
 A running node is asked through its console, since it alone may change its ledger; otherwise the home's files are
-changed while the home is held.
+changed while the home is held. A home may have founded a private mesh and a public pool: what is not running is
+about the one whose ledger knows what is asked about, and of both about the private one.
 """
 
 import os
@@ -25,6 +26,7 @@ from p2pmesh.wire.requirements import MeshRequirements
 from p2pmesh.wire.schema import to_map
 
 Change = Callable[[InviteLedger], InviteLedger]
+Knows = Callable[[InviteLedger], bool]
 
 
 def create_invite(home: Path, life_s: int, max_uses: int) -> dict[str, Any]:
@@ -34,14 +36,15 @@ def create_invite(home: Path, life_s: int, max_uses: int) -> dict[str, Any]:
     _founder_of(home)  # before the home is held, which would make the directory of a mistyped name
     with hold_home(home):
         founder = _founder_of(home)
-        ledger = load_ledger(home)
+        is_public = founder.requirements.is_public
+        ledger = load_ledger(home, is_public=is_public)
         if not ledger.addresses:
             text = f"the node of {home} has not run yet, so its addresses are unknown; start it with p2pmesh up"
             raise ConfigError(ErrorCode.NODE_NOT_RUNNING, text)
         now = now_unix_ms()
         expires = now + life_s * 1000
         invite = Invite(os.urandom(ID_BYTES), founder.requirements, now, expires, ledger.addresses, max_uses=max_uses)
-        save_ledger(home, invite_ledger.issue(ledger, invite, now))
+        save_ledger(home, invite_ledger.issue(ledger, invite, now), is_public=is_public)
         made = describe_new(invite, encode_invite(invite, founder.identity.public_key, founder.identity.sign))
         note = f"no node runs here; it works once p2pmesh up runs in {home} again, with the --listen that it had"
         return {**made, "note": note}
@@ -53,7 +56,9 @@ def list_invites(home: Path) -> dict[str, Any]:
         return ask_console(home, "GET", "/api/invites")
     _founder_of(home)
     now = now_unix_ms()
-    return invite_ledger.describe_ledger(invite_ledger.prune(load_ledger(home), now), now)
+    pruned = (invite_ledger.prune(load_ledger(home, is_public=kind), now) for kind in (False, True))
+    mesh, pool = (invite_ledger.describe_ledger(ledger, now) for ledger in pruned)
+    return {name: mesh[name] + pool[name] for name in mesh}
 
 
 def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, Any]:
@@ -61,7 +66,11 @@ def revoke_invite(home: Path, invite: str, *, is_expelling: bool) -> dict[str, A
     invite_id = _decode(invite).invite_id.hex() if invite.strip().startswith(PREFIX) else invite.strip().lower()
     if is_node_running(home):
         return ask_console(home, "POST", "/api/invites/revoke", {"id": invite_id, "expel": is_expelling})
-    _change(home, lambda ledger: invite_ledger.revoke(ledger, invite_id, now_unix_ms(), is_expelling=is_expelling))
+
+    def change(ledger: InviteLedger) -> InviteLedger:
+        return invite_ledger.revoke(ledger, invite_id, now_unix_ms(), is_expelling=is_expelling)
+
+    _change(home, change, lambda ledger: ledger.find(invite_id) is not None)
     return {"id": invite_id, "state": "expelled" if is_expelling else "revoked"}
 
 
@@ -76,7 +85,7 @@ def remove_peer(home: Path, peer: PeerId, *, is_forced: bool = False) -> dict[st
         invite_ledger.check_known(peer, is_known=is_forced or invite_ledger.knows(ledger, peer))
         return invite_ledger.remove_peer(ledger, peer, now_unix_ms())
 
-    _change(home, change)
+    _change(home, change, lambda ledger: invite_ledger.knows(ledger, peer))
     return {"peer_id": peer, "state": "removed", "invites": []}
 
 
@@ -84,7 +93,11 @@ def readmit_peer(home: Path, peer: PeerId) -> dict[str, Any]:
     """Lets a removed member in again."""
     if is_node_running(home):
         return ask_console(home, "POST", "/api/peers/readmit", {"peer_id": peer})
-    _change(home, lambda ledger: invite_ledger.readmit_peer(ledger, peer, now_unix_ms()))
+    _change(
+        home,
+        lambda ledger: invite_ledger.readmit_peer(ledger, peer, now_unix_ms()),
+        lambda ledger: peer in {entry.peer_id for entry in ledger.removed},
+    )
     return {"peer_id": peer, "state": "readmitted"}
 
 
@@ -134,8 +147,9 @@ class _Founder:
     requirements: MeshRequirements
 
 
-def _founder_of(home: Path) -> _Founder:
-    requirements = load_requirements(home)
+def _founder_of(home: Path, *, is_pool: bool = False) -> _Founder:
+    requirements = None if is_pool else load_requirements(home)
+    requirements = requirements or load_requirements(home, is_public=True)
     if requirements is None:
         text = f"{home} founded no mesh; only a founder's home makes and revokes invites"
         raise ConfigError(ErrorCode.CONFIG_INVALID, text)
@@ -146,11 +160,16 @@ def _founder_of(home: Path) -> _Founder:
     return _Founder(identity, requirements)
 
 
-def _change(home: Path, change: Change) -> None:
+def _change(home: Path, change: Change, knows: Knows) -> None:
     _founder_of(home)
     with hold_home(home):
-        _founder_of(home)
-        save_ledger(home, change(load_ledger(home)))
+        is_public = _founder_of(home, is_pool=_is_about_pool(home, knows)).requirements.is_public
+        save_ledger(home, change(load_ledger(home, is_public=is_public)), is_public=is_public)
+
+
+def _is_about_pool(home: Path, knows: Knows) -> bool:
+    """Whether the ledger of the home's public pool alone knows what is asked about."""
+    return not knows(load_ledger(home)) and knows(load_ledger(home, is_public=True))
 
 
 def _decode(text: str) -> Invite:

@@ -7,10 +7,11 @@ import pytest
 
 from p2pmesh.adapters.credential_files import load_ledger, save_ledger, save_requirements
 from p2pmesh.adapters.home_lock import hold_home
-from p2pmesh.adapters.identity import load_or_create_identity
+from p2pmesh.adapters.identity import Ed25519Verifier, load_or_create_identity
 from p2pmesh.app import invites
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.core.invite_ledger import InviteLedger
+from p2pmesh.core.invite_ledger import InviteLedger, IssuedInvite
+from p2pmesh.wire.invite import Invite, decode_invite
 from p2pmesh.wire.requirements import MeshRequirements
 from tests.fakes.identity import fake_identity
 
@@ -83,3 +84,37 @@ def test_what_cannot_be_done_says_why(home: Path, tmp_path_factory: pytest.TempP
 def test_a_home_with_another_node_key_signs_for_nobody(home: Path) -> None:
     (home / "node.key").unlink()
     assert code_of(invites.create_invite, home, 60, 0) is ErrorCode.CONFIG_INVALID
+
+
+# --- a home with a public pool --------------------------------------------------------
+def found_pool(home: Path) -> None:
+    terms = MeshRequirements(load_or_create_identity(home).public_key, is_public=True)
+    save_requirements(home, terms)
+    listed = IssuedInvite("ab" * 16, 0, 2**50, is_listed=True)
+    save_ledger(home, InviteLedger(invites=(listed,), addresses=ADDRESSES), is_public=True)
+
+
+def test_the_invite_of_a_pools_listings_is_shown_and_revoked_beside_a_private_mesh(home: Path) -> None:
+    found_pool(home)
+    made = invites.create_invite(home, 3600, 0)
+    assert not decoded(made["invite"]).requirements.is_public
+    assert [entry["id"] for entry in invites.list_invites(home)["invites"]] == [made["id"], "ab" * 16]
+    invites.revoke_invite(home, "ab" * 16, is_expelling=True)
+    invites.revoke_invite(home, made["id"], is_expelling=False)
+    assert [entry["state"] for entry in invites.list_invites(home)["invites"]] == ["revoked", "expelled"]
+    assert (load_ledger(home).sequence, load_ledger(home, is_public=True).sequence) == (1, 1)
+
+
+def test_a_home_that_founded_a_pool_alone_invites_into_it(tmp_path: Path) -> None:
+    found_pool(tmp_path)
+    made = invites.create_invite(tmp_path, 3600, 0)
+    assert decoded(made["invite"]).requirements.is_public
+    invites.remove_peer(tmp_path, BAD, is_forced=True)
+    assert invites.list_invites(tmp_path)["removed_peers"] == [BAD]
+    assert load_ledger(tmp_path) == InviteLedger()
+    invites.readmit_peer(tmp_path, BAD)
+    assert load_ledger(tmp_path, is_public=True).removed == ()
+
+
+def decoded(line: str) -> Invite:
+    return decode_invite(line, Ed25519Verifier().is_signature_of)
