@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 class MdnsLan:
     """Implements ``ports.lan.Lan``; made by ``open_lan``."""
 
-    def __init__(self, interfaces: Interfaces) -> None:
+    def __init__(self, interfaces: Interfaces, service_type: str = SERVICE_TYPE) -> None:
         self._interfaces = interfaces
-        self._instance = f"{secrets.token_hex(INSTANCE_BYTES)}.{SERVICE_TYPE}"
+        self._type = service_type
+        self._instance = f"{secrets.token_hex(INSTANCE_BYTES)}.{service_type}"
         self._record: LanRecord | None = None
         self._pool: ListingContent | None = None
         self._wish = trio.Event()
@@ -124,7 +125,7 @@ class MdnsLan:
         try:
             self._detail, self._is_listening = "", True
             token = trio.lowlevel.current_trio_token()
-            browse = partial(ServiceBrowser, zeroconf, SERVICE_TYPE, handlers=[partial(self._on_change, token)])
+            browse = partial(ServiceBrowser, zeroconf, self._type, handlers=[partial(self._on_change, token)])
             await _in_thread(browse)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_noting, partial(self._keep_told, zeroconf), failures, nursery.cancel_scope)
@@ -168,7 +169,7 @@ class MdnsLan:
         self._revision += 1
         hosts = [text.split("/")[2] for text in record.addresses]
         return ServiceInfo(
-            SERVICE_TYPE,
+            self._type,
             self._instance,
             port=int(record.addresses[0].split("/")[4]),
             addresses=[ip_address(host).packed for host in hosts],
@@ -224,7 +225,7 @@ class MdnsLan:
     async def _resolve(self, zeroconf: Zeroconf, name: str, limit: trio.CapacityLimiter) -> None:
         async with limit:
             try:
-                info = await _in_thread(partial(zeroconf.get_service_info, SERVICE_TYPE, name, RESOLVE_TIMEOUT_MS))
+                info = await _in_thread(partial(zeroconf.get_service_info, self._type, name, RESOLVE_TIMEOUT_MS))
                 if info is not None and name in self._pending:
                     self._take(name, info)
             except Exception as error:  # noqa: BLE001  whatever a stranger's record makes the library raise
@@ -242,8 +243,9 @@ class MdnsLan:
             log.debug("%s: %s", name, error.message)
             self._refuse()
             return
-        if self._seen.get(name) != record:
-            self._seen[name] = record
+        known = self._seen.pop(name, None)
+        self._seen[name] = record  # last: of two starts of one peer the one that spoke last counts
+        if known != record:
             self._note_change()
 
 
@@ -276,9 +278,12 @@ async def _noting(task: Callable[[], Any], failures: list[BaseException], scope:
 
 
 @asynccontextmanager
-async def open_lan(interfaces: Interfaces) -> AsyncIterator[MdnsLan]:
-    """Multicast DNS on the interfaces whose addresses are announced. Leaving the scope says goodbye."""
-    lan = MdnsLan(interfaces)
+async def open_lan(interfaces: Interfaces, service_type: str = SERVICE_TYPE) -> AsyncIterator[MdnsLan]:
+    """Multicast DNS on the interfaces whose addresses are announced. Leaving the scope says goodbye.
+
+    ``service_type`` is another in tests, for a link is shared with whatever else runs on it.
+    """
+    lan = MdnsLan(interfaces, service_type)
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lan.run)

@@ -1,8 +1,10 @@
 """Real multicast on the loopback interface: two nodes see each other, pools among them, and part."""
 
+import secrets
 from dataclasses import replace
 from functools import partial
 
+import pytest
 import trio
 from zeroconf import ServiceInfo, Zeroconf
 
@@ -12,7 +14,7 @@ from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.addresses import InterfaceAddress
 from p2pmesh.ports.lan import Lan
 from p2pmesh.ports.relays import ListingQuery, PublishOutcome, RelayPhase, Relays
-from p2pmesh.wire.lan_record import SERVICE_TYPE, LanRecord, encode_txt, fingerprint_of
+from p2pmesh.wire.lan_record import LanRecord, encode_txt, fingerprint_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.lan import FakeLink
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, verify
@@ -22,6 +24,12 @@ from tests.wire.listing_vectors import CONTENT, NOW_MS
 PATIENCE_S = 60.0
 AT_HOME = CLOSED
 OTHER = replace(CLOSED, peer=STRANGER.peer_id, fingerprint=fingerprint_of(FOUNDER.mesh_id, STRANGER.peer_id, CHALLENGE))
+
+
+@pytest.fixture
+def ours() -> str:
+    """A service type of this test alone: it shares the loopback interface with every other run of it."""
+    return f"_p2pm{secrets.token_hex(4)}._tcp.local."
 
 
 class Loopback:
@@ -40,9 +48,9 @@ async def wait_seen(lan: Lan, count: int) -> tuple[LanRecord, ...]:
             await lan.wait_changed_beyond(changes)
 
 
-async def test_the_fake_and_the_real_one_show_what_is_told_and_what_is_taken_back() -> None:
+async def test_the_fake_and_the_real_one_show_what_is_told_and_what_is_taken_back(ours: str) -> None:
     link = FakeLink()
-    async with open_lan(Loopback()) as first, open_lan(Loopback()) as second:
+    async with open_lan(Loopback(), ours) as first, open_lan(Loopback(), ours) as second:
         pairs: list[tuple[Lan, Lan]] = [(link.open(), link.open()), (first, second)]
         for one, other in pairs:
             one.tell(AT_HOME)
@@ -54,7 +62,7 @@ async def test_the_fake_and_the_real_one_show_what_is_told_and_what_is_taken_bac
             assert one.state().is_listening
 
 
-async def test_bad_records_cost_themselves_alone() -> None:
+async def test_bad_records_cost_themselves_alone(ours: str) -> None:
     def tell_garbage() -> None:
         bad = (
             {"svc": "p2pmesh", "schema": "1"},
@@ -63,11 +71,11 @@ async def test_bad_records_cost_themselves_alone() -> None:
             dict(encode_txt(AT_HOME)) | {"schema": "9"},
         )
         for index, fields in enumerate(bad):
-            name = f"hostile-{index}.{SERVICE_TYPE}"
-            info = ServiceInfo(SERVICE_TYPE, name, port=1, addresses=[bytes(4)], properties=fields, server="h.local.")
+            name = f"hostile-{index}.{ours}"
+            info = ServiceInfo(ours, name, port=1, addresses=[bytes(4)], properties=fields, server="h.local.")
             stranger.register_service(info, cooperating_responders=True)
 
-    async with open_lan(Loopback()) as one, open_lan(Loopback()) as other:
+    async with open_lan(Loopback(), ours) as one, open_lan(Loopback(), ours) as other:
         stranger = await trio.to_thread.run_sync(partial(Zeroconf, interfaces=["127.0.0.1"], use_asyncio=False))
         try:
             await trio.to_thread.run_sync(tell_garbage)
@@ -81,10 +89,10 @@ async def test_bad_records_cost_themselves_alone() -> None:
             await trio.to_thread.run_sync(stranger.close)
 
 
-async def test_two_nodes_find_each_other_and_see_each_other_leave() -> None:
-    async with open_lan(Loopback()) as one:
+async def test_two_nodes_find_each_other_and_see_each_other_leave(ours: str) -> None:
+    async with open_lan(Loopback(), ours) as one:
         one.tell(AT_HOME)
-        async with open_lan(Loopback()) as other:
+        async with open_lan(Loopback(), ours) as other:
             other.tell(OTHER)
             assert await wait_seen(other, 1) == (AT_HOME,)
             assert await wait_seen(one, 1) == (OTHER,)
@@ -93,10 +101,10 @@ async def test_two_nodes_find_each_other_and_see_each_other_leave() -> None:
         assert await wait_seen(one, 0) == ()
 
 
-async def test_an_open_pool_is_a_listing_until_it_is_taken_back() -> None:
+async def test_an_open_pool_is_a_listing_until_it_is_taken_back(ours: str) -> None:
     clock = FakeClock(unix_ms=UnixMillis(NOW_MS))
     content = replace(CONTENT, addresses=())
-    async with open_lan(Loopback()) as one, open_lan(Loopback()) as other:
+    async with open_lan(Loopback(), ours) as one, open_lan(Loopback(), ours) as other:
         pools: Relays = LanListings(one, JOINER.peer_id, clock, verify)
         reader: Relays = LanListings(other, STRANGER.peer_id, clock, verify)
         one.tell(AT_HOME)
