@@ -98,6 +98,8 @@ class Candidate:
     key: str
     claims: PoolClaims
     addresses: tuple[str, ...]
+    is_doubtful: bool = False
+    """An earlier search did not reach it: it is asked after all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ class RacePolicy:
     ``per_host`` of them may name one public address before all others had their turn.
     """
 
-    parallel: int = 24
+    parallel: int = 48
     candidates: int = 1024
     probe_us: int = 2_500_000
     total_us: int = 7 * MICROS_PER_SECOND
@@ -251,11 +253,15 @@ class PoolRace:
             if is_new and len(self._known) < self.policy.candidates:
                 self._known.add(one.key)
                 self._waiting.append(one)
-        self._waiting = _by_turns(sorted(self._waiting, key=self._order), self.policy.per_host)
+        by_claims = sorted(self._waiting, key=self._order)
+        self._waiting = _by_turns(_alternating(by_claims, sorted(by_claims, key=self._mixed)), self.policy.per_host)
+        self._waiting.sort(key=lambda one: one.is_doubtful)
 
-    def _order(self, candidate: Candidate) -> tuple[int, bytes, str]:
-        mixed = hashlib.blake2b(candidate.key.encode(), key=self.salt[:64], digest_size=8).digest()
-        return (-bounded_score(candidate.claims, self.wanted.last_mesh), mixed, candidate.key)
+    def _order(self, candidate: Candidate) -> tuple[int, bytes]:
+        return (-bounded_score(candidate.claims, self.wanted.last_mesh), self._mixed(candidate))
+
+    def _mixed(self, candidate: Candidate) -> bytes:
+        return hashlib.blake2b(candidate.key.encode(), key=self.salt[:64], digest_size=16).digest()
 
     def _start_probes(self, now: Micros) -> tuple[Effect, ...]:
         effects = []
@@ -264,6 +270,15 @@ class PoolRace:
             self._running[candidate.key] = Micros(now + self.policy.probe_us)
             effects.append(Probe(candidate.key))
         return tuple(effects)
+
+
+def _alternating(by_claims: list[Candidate], by_chance: list[Candidate]) -> list[Candidate]:
+    """Every other one by its claims, the others by chance: or whoever claims most, often enough, were asked alone."""
+    taken: dict[str, Candidate] = {}
+    for one, other in zip(by_claims, by_chance, strict=True):
+        taken.setdefault(one.key, one)
+        taken.setdefault(other.key, other)
+    return list(taken.values())
 
 
 def _by_turns(ordered: list[Candidate], per_host: int) -> list[Candidate]:

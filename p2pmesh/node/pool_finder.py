@@ -13,7 +13,7 @@ import trio
 
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import MeshId, PeerId
-from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.pool_choice import (
     Candidate,
     Checked,
@@ -42,6 +42,8 @@ from p2pmesh.wire.listing import Listing, Rejection, RejectionReason
 FETCH_S = 4.0
 PROBE_DIAL_S = 2.5
 MAX_TOLD_REASONS = 256
+DOUBTED_FOR_US = 600 * MICROS_PER_SECOND
+MAX_DOUBTED = 2048
 
 OpenNetwork = Callable[[], AbstractAsyncContextManager[Network]]
 """A network under a fresh key that listens nowhere."""
@@ -110,6 +112,8 @@ class PoolFinder:
     def __init__(self, parts: FinderParts, report: Report) -> None:
         self._parts = parts
         self.rejections = RejectionTeller(parts.clock, report)
+        self._doubted: dict[str, Micros] = {}
+        """Listings, by publisher, that were asked and not reached, and until when that counts."""
 
     async def listings(self) -> tuple[Listing, ...] | None:
         """Public pools that relays list now, checked but for what only dialling shows; None where no relay answered."""
@@ -144,18 +148,36 @@ class PoolFinder:
 
     async def _run(self, race: PoolRace, listings: dict[str, Listing]) -> tuple[Checked, ...]:
         async with self._parts.open_network() as network:
-            running = _Running(self._parts, network, listings)
+            running = _Running(self._parts, network, listings, self._doubts())
             async with trio.open_nursery() as nursery:
                 running.start(race, nursery)
                 await running.is_over.wait()
                 nursery.cancel_scope.cancel()
+        self._doubt(running.unreached)
         return running.ranked
+
+    def _doubts(self) -> frozenset[str]:
+        now = self._parts.clock.now()
+        return frozenset(key for key, until in self._doubted.items() if now < until)
+
+    def _doubt(self, keys: set[str]) -> None:
+        until = Micros(self._parts.clock.now() + DOUBTED_FOR_US)
+        for key in sorted(keys):
+            self._doubted.pop(key, None)
+            self._doubted[key] = until
+        while len(self._doubted) > MAX_DOUBTED:
+            del self._doubted[next(iter(self._doubted))]
 
 
 class _Running:
     """One race under trio."""
 
-    def __init__(self, parts: FinderParts, network: Network, listings: dict[str, Listing]) -> None:
+    def __init__(
+        self, parts: FinderParts, network: Network, listings: dict[str, Listing], doubted: frozenset[str]
+    ) -> None:
+        self._doubted = doubted
+        self.unreached: set[str] = set()
+        """Asked, and not answered so far."""
         self._parts = parts
         self._network = network
         self._listings = listings
@@ -172,6 +194,7 @@ class _Running:
 
     async def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Probe):
+            self.unreached.add(effect.key)
             self._nursery.start_soon(self._probe, self._listings[effect.key])
         else:
             self.ranked = effect.ranked
@@ -179,7 +202,7 @@ class _Running:
 
     def _candidate(self, listing: Listing) -> Candidate:
         addresses = tuple(text for _, found in self._peers(listing) for text in found)
-        return Candidate(listing.publisher, claims_of(listing), addresses)
+        return Candidate(listing.publisher, claims_of(listing), addresses, listing.publisher in self._doubted)
 
     def _peers(self, listing: Listing) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
         founder = self._parts.verifier.peer_id_of(listing.invite.requirements.founder_key)
@@ -202,7 +225,11 @@ class _Running:
         rtt_s = self._network.round_trip_s(peer)
         rtt_us = answer_us if rtt_s is None else int(rtt_s * MICROS_PER_SECOND)
         checked = _checked(listing, table, max(1, min(rtt_us, self._parts.clock.now() - started)))
-        await self._runner.put(Unreached(listing.publisher) if checked is None else Reached(checked))
+        if checked is None:
+            await self._runner.put(Unreached(listing.publisher))
+        else:
+            self.unreached.discard(listing.publisher)
+            await self._runner.put(Reached(checked))
 
 
 def judge_pool(listing: Listing) -> Rejection | None:

@@ -171,6 +171,35 @@ def test_whoever_made_a_key_to_be_first_is_so_for_one_salt_alone() -> None:
     assert len(orders) == 2
 
 
+def test_a_modest_pool_is_found_among_five_hundred_that_boast_and_hang() -> None:
+    boasters = tuple(candidate(n, serving=99, nodes=999) for n in range(500))
+    doubted: set[str] = set()
+    for search in range(6):
+        listed = tuple(replace(one, is_doubtful=one.key in doubted) for one in (*boasters, candidate(777)))
+        asked = asked_until_over(PoolRace(Wanted(), Micros(0), bytes([search])), listed)
+        assert len(asked) >= 96
+        if "key777" in asked:
+            break
+        doubted |= set(asked)
+    else:
+        raise AssertionError("the good one was never asked")
+
+
+def asked_until_over(race: PoolRace, listed: tuple[Candidate, ...]) -> list[str]:
+    """Whom a race asks of whom nobody ever answers."""
+    asked = probes(race.handle(Listed(listed), Micros(0)))
+    while (at := race.deadline()) is not None:
+        asked += probes(race.handle(DeadlinePassed(), at))
+    return asked
+
+
+def test_half_of_those_asked_are_so_for_their_claims() -> None:
+    listed = (*(candidate(n) for n in range(200)), *(candidate(n, serving=9) for n in range(200, 224)))
+    asked = probes(PoolRace(Wanted(), Micros(0)).handle(Listed(listed), Micros(0)))
+    assert {f"key{n}" for n in range(200, 224)} <= set(asked)
+    assert len(asked) == 48
+
+
 class AnyRace(RuleBasedStateMachine):
     """Whatever relays list and peers answer, in any order: bounded, and over in time."""
 
