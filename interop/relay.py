@@ -177,7 +177,7 @@ IDENTITY = identity_of_seed(secrets.token_bytes(32))
 
 def content_of(wall: Wall, name: str) -> ListingContent:
     """A listing that any reader takes."""
-    terms = MeshRequirements(IDENTITY.public_key)
+    terms = MeshRequirements(IDENTITY.public_key, is_public=True, pool_name=name)
     now = wall.unix_ms()
     invite = Invite(bytes(16), terms, now, now + LIFE_MS, (ADDRESS,))
     line = encode_invite(invite, IDENTITY.public_key, IDENTITY.sign)

@@ -21,9 +21,9 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.listings import RejectionCount
 from p2pmesh.core.pool_choice import Wanted, bounded_score
-from p2pmesh.node.pool_finder import FinderParts, PoolFinder, claims_of, judge_pool
+from p2pmesh.node.pool_finder import FinderParts, PoolFinder, claims_of
 from p2pmesh.ports.relays import FoundListings, ListingQuery, Relays
-from p2pmesh.wire.listing import Listing, Rejection
+from p2pmesh.wire.listing import Listing
 
 FETCH_S = 5.0
 
@@ -68,13 +68,13 @@ async def _discover(options: DiscoverOptions) -> dict[str, Any]:
     found = await relays.fetch(ListingQuery(takes_private=takes_private), FETCH_S)
     if not found.answered:
         raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, _silence(relays))
-    pools, others = _pools_of(found)
+    pools = _pools_of(found.listings)
     shown = [group for group in pools if options.fits(group[0])]
     facts = {
         "relays": [_describe_relay(relays, url, found) for url in urls],
         "pools": [_describe_pool(group, clock.unix_ms()) for group in shown],
         "hidden": len(pools) - len(shown),
-        "rejections": [_describe_rejection(one) for one in (*found.rejections, *others)],
+        "rejections": [_describe_rejection(one) for one in found.rejections],
     }
     if options.is_choosing:
         from p2pmesh.app.pools import open_fresh_network  # here, because libp2p takes longer to load than relays to ask
@@ -95,22 +95,12 @@ Group = tuple[Listing, ...]
 """Listings of one pool, the newest first."""
 
 
-def _pools_of(found: FoundListings) -> tuple[list[Group], list[RejectionCount]]:
-    """The pools, the best by their own word first, and why some listings are of none."""
+def _pools_of(listings: Iterable[Listing]) -> list[Group]:
+    """The pools, the best by their own word first."""
     groups: dict[str, Group] = {}
-    rejected: dict[str, RejectionCount] = {}
-    for listing in found.listings:
-        rejection = judge_pool(listing)
-        if rejection is None:
-            groups[listing.mesh_id] = (*groups.get(listing.mesh_id, ()), listing)
-        else:
-            rejected[rejection.detail] = _counted(rejection, rejected.get(rejection.detail))
-    ordered = sorted(groups.values(), key=lambda group: (-bounded_score(claims_of(group[0])), group[0].mesh_id))
-    return ordered, sorted(rejected.values(), key=lambda one: -one.count)
-
-
-def _counted(rejection: Rejection, before: RejectionCount | None) -> RejectionCount:
-    return RejectionCount(rejection, 1) if before is None else RejectionCount(before.first, before.count + 1)
+    for listing in listings:
+        groups[listing.mesh_id] = (*groups.get(listing.mesh_id, ()), listing)
+    return sorted(groups.values(), key=lambda group: (-bounded_score(claims_of(group[0])), group[0].mesh_id))
 
 
 async def _choose(finder: PoolFinder, options: DiscoverOptions, shown: Iterable[Group]) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ from p2pmesh.ports.identity import Verifier
 from p2pmesh.ports.network import Network
 from p2pmesh.ports.relays import ListingQuery, Relays
 from p2pmesh.wire.control import RouteTable
-from p2pmesh.wire.listing import Listing, Rejection, RejectionReason
+from p2pmesh.wire.listing import Listing, RejectionReason
 
 FETCH_S = 4.0
 PROBE_DIAL_S = 2.5
@@ -123,7 +123,7 @@ class PoolFinder:
             self.rejections.tell(first.reason, first.detail, first.publisher, rejected.count)
         if not found.answered:
             return None
-        return tuple(one for one in found.listings if self._is_pool(one))
+        return found.listings
 
     async def search(self, wanted: Wanted) -> Search:
         """Ends within the time of a fetch and of a race (4 + 7 s), whatever is listed."""
@@ -139,12 +139,6 @@ class PoolFinder:
         race = PoolRace(wanted, self._parts.clock.now(), self._parts.entropy.random_bytes(16))
         ranked = await self._run(race, by_key) if by_key else ()
         return tuple(FoundPool(by_key[one.key], one) for one in ranked)
-
-    def _is_pool(self, listing: Listing) -> bool:
-        rejection = judge_pool(listing)
-        if rejection is not None:
-            self.rejections.tell(rejection.reason, rejection.detail, rejection.publisher)
-        return rejection is None
 
     async def _run(self, race: PoolRace, listings: dict[str, Listing]) -> tuple[Checked, ...]:
         async with self._parts.open_network() as network:
@@ -232,16 +226,6 @@ class _Running:
             await self._runner.put(Reached(checked))
 
 
-def judge_pool(listing: Listing) -> Rejection | None:
-    """Why a listing that can be read is none of a public pool, as far as terms in its own invite say."""
-    terms = listing.invite.requirements
-    if not terms.is_public:
-        return _rejected(listing, "its mesh is not public; whoever listed it had no right to")
-    if (listing.content.name or "") != terms.pool_name:
-        return _rejected(listing, "it goes by another name than its mesh was founded with")
-    return None
-
-
 def lister_of(listing: Listing, verifier: Verifier) -> PeerId:
     """The member that made the invite of a listing, the founder or another."""
     invite = listing.invite
@@ -266,7 +250,3 @@ def _checked(listing: Listing, table: RouteTable, rtt_us: int) -> Checked | None
         said.mesh_id, said.name, max(1, table.node_count), len(table.routes), 0, said.clients, said.max_clients
     )
     return Checked(listing.publisher, claims, rtt_us)
-
-
-def _rejected(listing: Listing, detail: str) -> Rejection:
-    return Rejection(RejectionReason.MESH_MISMATCH, detail, listing.publisher)

@@ -98,6 +98,8 @@ class RejectionReason(StrEnum):
     INVITE_MALFORMED = "invite_malformed"
     INVITE_EXPIRED = "invite_expired"
     MESH_MISMATCH = "mesh_mismatch"
+    NOT_PUBLIC = "not_public"
+    """A mesh that was not founded to be listed: whoever lists it has got hold of an invite."""
     NO_ADDRESS = "no_address"
     """None that a stranger may make us dial."""
     SUPERSEDED = "superseded"
@@ -338,6 +340,10 @@ def _invite_of(content: ListingContent, rules: ReadingRules) -> Invite:
         raise _Broken(RejectionReason.INVITE_EXPIRED, "its invite is over")
     if invite.mesh_id != content.mesh_id:
         raise _Broken(RejectionReason.MESH_MISMATCH, "its invite is one to another mesh")
+    if not terms.is_public:
+        raise _Broken(RejectionReason.NOT_PUBLIC, "its mesh is not public; whoever listed it had no right to")
+    if (content.name or "") != terms.pool_name:
+        raise _Broken(RejectionReason.MESH_MISMATCH, "it goes by another name than its mesh was founded with")
     if not terms.generation_min <= PROTOCOL_GENERATION <= terms.generation_max:
         text = f"the mesh lets in generations {terms.generation_min} to {terms.generation_max}"
         raise _Broken(RejectionReason.GENERATION_UNSUPPORTED, text)

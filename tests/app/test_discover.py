@@ -60,7 +60,10 @@ async def test_pools_are_shown_once_and_filtered_and_what_is_none_is_counted(tmp
         assert by_name["the attic"]["serving"] == ["smollm2-135m", "qwen3-4b"]
         assert len(by_name["the attic"]["publishers"]) == 2
         assert [relay["answered"] for relay in facts["relays"]] == [True, False]
-        assert [(one["reason"], one["count"]) for one in facts["rejections"]] == [("mesh_mismatch", 1)] * 2
+        assert [(one["reason"], one["count"]) for one in facts["rejections"]] == [
+            ("mesh_mismatch", 1),
+            ("not_public", 1),
+        ]
         assert "choice" not in facts
         asked = {
             "name": ("name", "the attic", ["the attic"]),

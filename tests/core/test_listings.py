@@ -19,7 +19,7 @@ from p2pmesh.wire.listing import (
     listing_tags,
 )
 from tests.wire.keys import verify
-from tests.wire.listing_vectors import CONTENT, NOW_S, event_of, text_of
+from tests.wire.listing_vectors import CONTENT, NOW_S, event_of, named, text_of
 from tests.wire.schnorr import verify_event
 
 NOW = UnixMillis(NOW_S * 1000)
@@ -27,7 +27,7 @@ RULES = ReadingRules(NOW, verify)
 
 
 def event(publisher: int = 0, created_unix_s: int = NOW_S, **changes: Any) -> ListingEvent:
-    content = encode_content(replace(CONTENT, **changes))
+    content = encode_content(named(changes.pop("name", None), **changes))
     tags = listing_tags(created_unix_s + LIFE_S)
     key = f"{publisher:064x}"
     return ListingEvent(event_id_of(key, created_unix_s, KIND, tags, content), key, created_unix_s, KIND, tags, content)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from p2pmesh.base.ids import MeshId
 from p2pmesh.wire.lan_record import LanRecord, encode_txt, fingerprint_of
 from tests.wire.keys import FOUNDER, JOINER, STRANGER
 from tests.wire.listing_vectors import CONTENT
@@ -13,7 +14,12 @@ ADDRESSES = ("/ip4/192.168.1.20/tcp/4001", "/ip6/fd12:3456::20/tcp/4001")
 CLOSED = LanRecord(
     JOINER.peer_id, ADDRESSES, CHALLENGE, fingerprint_of(FOUNDER.mesh_id, JOINER.peer_id, CHALLENGE), "0.1.0"
 )
-OPEN = replace(CLOSED, listing=replace(CONTENT, addresses=CLOSED.dialable))
+POOL = MeshId(CONTENT.mesh_id)
+OPEN = replace(
+    CLOSED,
+    fingerprint=fingerprint_of(POOL, JOINER.peer_id, CHALLENGE),
+    listing=replace(CONTENT, addresses=CLOSED.dialable),
+)
 
 
 def record_to_json(record: LanRecord) -> Case:
@@ -35,14 +41,19 @@ def _valid() -> list[Case]:
     least = replace(OPEN, listing=replace(OPEN.listing, serving=(), wanted=(), on_disk=(), name=None, region=None))  # type: ignore[type-var]
     cases = {"of a closed mesh": CLOSED, "of an open pool": OPEN, "of an open pool without a name": least}
     return [
-        {"name": name, "mesh_id": FOUNDER.mesh_id, "fields": dict(encode_txt(one)), "value": record_to_json(one)}
+        {
+            "name": name,
+            "mesh_id": POOL if one.listing else FOUNDER.mesh_id,
+            "fields": dict(encode_txt(one)),
+            "value": record_to_json(one),
+        }
         for name, one in cases.items()
     ]
 
 
 def _invalid() -> list[Case]:
     closed, pool = dict(encode_txt(CLOSED)), dict(encode_txt(OPEN))
-    other = fingerprint_of(FOUNDER.mesh_id, STRANGER.peer_id, CHALLENGE).hex()
+    other = fingerprint_of(POOL, STRANGER.peer_id, CHALLENGE).hex()
     malformed: dict[str, dict[str, str]] = {
         "another service": {**closed, "svc": "mesh-llm"},
         "no service": {key: value for key, value in closed.items() if key != "svc"},

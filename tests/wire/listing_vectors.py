@@ -20,6 +20,7 @@ from p2pmesh.wire.listing import (
     event_id_of,
     listing_tags,
 )
+from p2pmesh.wire.requirements import MeshRequirements
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, TestKey, verify
 from tests.wire.schnorr import NostrKey
@@ -31,20 +32,36 @@ NOW_MS = NOW_S * 1000
 PUBLISHER = NostrKey("publisher")
 OTHER = NostrKey("other")
 ADDRESS = "/ip4/93.184.215.14/tcp/4001"
+NAME = "the attic"
 HOME = "/ip4/192.168.1.1/tcp/80"
+
+
+def terms_of(key: TestKey = FOUNDER, name: str = NAME) -> MeshRequirements:
+    """A public pool's."""
+    return replace(key.requirements, is_public=True, pool_name=name)
 
 
 def invite_line(key: TestKey = FOUNDER, *, addresses: tuple[str, ...] = (ADDRESS,), **changes: Any) -> str:
     """An invite of now."""
     issued_ms = NOW_MS - 1000
-    made = invite.Invite(bytes(range(16)), key.requirements, issued_ms, issued_ms + invite.LIFE_MS, addresses)
+    made = invite.Invite(bytes(range(16)), terms_of(key), issued_ms, issued_ms + invite.LIFE_MS, addresses)
     return invite.encode_invite(replace(made, **changes), key.public_key, key.sign)
 
 
 CONTENT = ListingContent(
-    invite_line(), ("smollm2-135m", "qwen3-4b"), 24 << 30, 3, FOUNDER.mesh_id, 1, ("gemma-3-270m",), ("qwen3-8b",),
-    2, 16, "the attic", "eu-central", (f"{ADDRESS}/p2p/{JOINER.peer_id}",),
+    invite_line(), ("smollm2-135m", "qwen3-4b"), 24 << 30, 3, invite.mesh_id_of(terms_of()), 1,
+    ("gemma-3-270m",), ("qwen3-8b",),
+    2, 16, NAME, "eu-central", (f"{ADDRESS}/p2p/{JOINER.peer_id}",),
 )  # fmt: skip
+
+
+def named(name: str | None, **changes: Any) -> ListingContent:
+    """``CONTENT`` of a pool of another name."""
+    terms = terms_of(FOUNDER, name or "")
+    line = invite_line(requirements=terms)
+    return replace(CONTENT, invite_token=line, mesh_id=invite.mesh_id_of(terms), name=name, **changes)
+
+
 PLAIN: Case = json.loads(encode_content(CONTENT))
 TAGS = listing_tags(NOW_S - 5 + LIFE_S)
 
@@ -101,7 +118,8 @@ def listing_to_json(listing: Listing) -> Case:
 def _valid_cases() -> list[Case]:
     v6 = f"/ip6/2606:2800:21f:cb07:6820:80da:af6b:8b2c/tcp/4001/p2p/{JOINER.peer_id}"
     relayed = f"{ADDRESS}/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{JOINER.peer_id}"
-    bare = replace(CONTENT, wanted=(), on_disk=(), client_count=0, max_clients=0, name=None, region=None, addresses=())
+    bare = named(None, wanted=(), on_disk=(), client_count=0, max_clients=0, region=None, addresses=())
+    nulls = {**json.loads(encode_content(bare)), "name": None, "region": None}
     lab = _said(
         addresses=[f"/ip4/127.0.0.1/tcp/4001/p2p/{JOINER.peer_id}"], invite_token=invite_line(addresses=(HOME,))
     )
@@ -109,7 +127,7 @@ def _valid_cases() -> list[Case]:
         _valid("with every field", event_of(encode_content(CONTENT))),
         _valid("without what may be left out", event_of(encode_content(bare))),
         _valid("of a pool that serves nothing yet", event_of(_said(serving=[]))),
-        _valid("with null for a name and a region", event_of(_said(name=None, region=None))),
+        _valid("with null for a name and a region", event_of(json.dumps(nulls))),
         _valid("with fields that no reader knows", event_of(_said(gpu="none", nested={"a": [1, {"b": None}]}))),
         _valid("with another tag", event_of(_said(), tags=(*TAGS, ("alt", "a pool of machines")))),
         _valid("with an expiration that has a third value", event_of(_said(), tags=(*TAGS[:2], (*TAGS[2], "x")))),
@@ -174,7 +192,7 @@ def _changed_contents() -> Iterable[tuple[str, RejectionReason, str]]:
     yield from ((name, R.CONTENT_MALFORMED, text) for name, text in texts.items())
     yield "content of 16385 bytes", R.EVENT_TOO_LARGE, "x" * 16_385
     yield "another generation", R.GENERATION_UNSUPPORTED, _said(protocol_generation=2)
-    later = replace(FOUNDER.requirements, generation_min=2, generation_max=3)
+    later = replace(terms_of(), generation_min=2, generation_max=3)
     yield (
         "a mesh of other generations",
         R.GENERATION_UNSUPPORTED,
@@ -185,6 +203,14 @@ def _changed_contents() -> Iterable[tuple[str, RejectionReason, str]]:
     yield "a bearer token of Mesh LLM", R.INVITE_MALFORMED, _said(invite_token="eyJpZCI6IjEyMyJ9")
     yield "an invite that is over", R.INVITE_EXPIRED, _said(invite_token=invite_line(expires_unix_ms=NOW_MS - 30_001))
     yield "an invite to another mesh", R.MESH_MISMATCH, _said(invite_token=invite_line(STRANGER))
+    yield "another name than the mesh's", R.MESH_MISMATCH, _said(name="the cellar")
+    yield "no name where the mesh has one", R.MESH_MISMATCH, _without("name")
+    private = FOUNDER.requirements
+    yield (
+        "a private mesh",
+        R.NOT_PUBLIC,
+        json.dumps({**PLAIN, "invite_token": invite_line(requirements=private), "mesh_id": FOUNDER.mesh_id}),
+    )
     for name, address in _not_for_strangers().items():
         line = invite_line(addresses=(address,))
         yield name, R.NO_ADDRESS, _said(addresses=[], invite_token=line)

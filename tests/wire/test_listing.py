@@ -30,7 +30,7 @@ from p2pmesh.wire.listing import (
 )
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, verify
-from tests.wire.listing_vectors import ADDRESS, CONTENT, NOW_S, PUBLISHER, invite_line, listing_to_json
+from tests.wire.listing_vectors import ADDRESS, CONTENT, NOW_S, PUBLISHER, invite_line, listing_to_json, named
 from tests.wire.schnorr import NostrKey, verify_event
 
 VECTORS = vectors.load("listings")
@@ -100,7 +100,7 @@ def test_what_is_written_is_read_and_left_out_where_it_is_the_default() -> None:
     listing = decode_listing(event_with(text), ReadingRules(NOW, verify))
     assert isinstance(listing, Listing)
     assert listing.content == CONTENT
-    bare = replace(CONTENT, wanted=(), on_disk=(), client_count=0, max_clients=0, name=None, region=None, addresses=())
+    bare = named(None, wanted=(), on_disk=(), client_count=0, max_clients=0, region=None, addresses=())
     assert list(json.loads(encode_content(bare))) == [
         "invite_token", "serving", "total_vram_bytes", "node_count", "mesh_id", "protocol_generation",
     ]  # fmt: skip
@@ -154,7 +154,7 @@ def test_peers_to_dial_are_those_of_the_listing_and_then_of_the_invite() -> None
         (JOINER.peer_id, (f"{ADDRESS}/p2p/{JOINER.peer_id}",)),
         (founder, (ADDRESS,)),
     )
-    assert listing.mesh_id == FOUNDER.mesh_id
+    assert listing.mesh_id == CONTENT.mesh_id
 
 
 def test_a_listing_is_over_30_s_after_its_expiration() -> None:

@@ -10,6 +10,7 @@ from zeroconf import ServiceInfo, Zeroconf
 
 from p2pmesh.adapters.mdns.lan import MdnsLan, open_lan
 from p2pmesh.adapters.mdns.listings import LanListings, publisher_of
+from p2pmesh.base.ids import MeshId
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.addresses import InterfaceAddress
 from p2pmesh.ports.lan import Lan
@@ -104,10 +105,11 @@ async def test_two_nodes_find_each_other_and_see_each_other_leave(ours: str) -> 
 async def test_an_open_pool_is_a_listing_until_it_is_taken_back(ours: str) -> None:
     clock = FakeClock(unix_ms=UnixMillis(NOW_MS))
     content = replace(CONTENT, addresses=())
+    in_pool = replace(AT_HOME, fingerprint=fingerprint_of(MeshId(CONTENT.mesh_id), JOINER.peer_id, CHALLENGE))
     async with open_lan(Loopback(), ours) as one, open_lan(Loopback(), ours) as other:
         pools: Relays = LanListings(one, JOINER.peer_id, clock, verify)
         reader: Relays = LanListings(other, STRANGER.peer_id, clock, verify)
-        one.tell(AT_HOME)
+        one.tell(in_pool)
         await wait_seen(other, 1)
         assert (await reader.fetch(ListingQuery(), 0.1)).listings == ()
         report = await pools.publish(content, 1.0)
@@ -116,7 +118,7 @@ async def test_an_open_pool_is_a_listing_until_it_is_taken_back(ours: str) -> No
             while not (found := await reader.fetch(ListingQuery(), PATIENCE_S)).listings:
                 await trio.lowlevel.checkpoint()
         [listing] = found.listings
-        assert listing.mesh_id == FOUNDER.mesh_id
+        assert listing.mesh_id == CONTENT.mesh_id
         assert listing.publisher == publisher_of(JOINER.peer_id) == pools.publisher
         assert listing.content == replace(content, addresses=AT_HOME.dialable)
         assert found.answered == ("mdns",)

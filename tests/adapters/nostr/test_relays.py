@@ -46,10 +46,11 @@ class Wall(FakeClock):
 
 def content_at(now_s: int, name: str = "the attic") -> ListingContent:
     """A listing with an invite of ``now_s``."""
-    made = invite.Invite(bytes(16), FOUNDER.requirements, now_s * 1000, now_s * 1000 + invite.LIFE_MS, (ADDRESS,))
+    terms = replace(FOUNDER.requirements, is_public=True, pool_name=name)
+    made = invite.Invite(bytes(16), terms, now_s * 1000, now_s * 1000 + invite.LIFE_MS, (ADDRESS,))
     line = invite.encode_invite(made, FOUNDER.public_key, FOUNDER.sign)
     peer = f"{ADDRESS}/p2p/{JOINER.peer_id}"
-    return ListingContent(line, ("smollm2-135m",), 8 << 30, 2, FOUNDER.mesh_id, 1, name=name, addresses=(peer,))
+    return ListingContent(line, ("smollm2-135m",), 8 << 30, 2, made.mesh_id, 1, name=name, addresses=(peer,))
 
 
 def relays_at(*urls: str, clock: Any = None, key: PublisherKey | None = None) -> NostrRelays:

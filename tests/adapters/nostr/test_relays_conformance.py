@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,6 @@ async def test_states_are_in_order_and_tell_the_dead(world: World) -> None:
 async def test_what_no_reader_takes_is_the_callers_fault(world: World) -> None:
     clock = Wall()
     async with world(clock) as join:
-        broken = content_at(clock.seconds, "a\nb")
+        broken = replace(content_at(clock.seconds), name="a\nb")
         with pytest.raises(LocalProtocolError):
             await join("one").publish(broken, TIMEOUT_S)
