@@ -34,12 +34,14 @@ class Traffic:
     def note_sent(self, size_bytes: int, *, is_first: bool) -> None:
         """They have left."""
         self.sent_bytes += size_bytes
-        self.up.note(size_bytes, self._clock.now(), is_first=is_first)
+        if self.up.bytes_per_s:
+            self.up.note(size_bytes, self._clock.now(), is_first=is_first)
 
     def note_received(self, size_bytes: int, *, is_first: bool) -> None:
         """They came."""
         self.received_bytes += size_bytes
-        self.down.note(size_bytes, self._clock.now(), is_first=is_first)
+        if self.down.bytes_per_s:
+            self.down.note(size_bytes, self._clock.now(), is_first=is_first)
 
     def may_go(self, cap: RateCap) -> bool:
         """Whether an activation need not wait."""
@@ -104,7 +106,7 @@ class MeteredStream:
 
     async def receive_exactly(self, count: int) -> bytes:
         """See ``ports.network``."""
-        if self._is_stage:
+        if self._is_stage and self._traffic.down.bytes_per_s:
             await self._traffic.wait(self._traffic.down, is_first=True)
         data = await self._stream.receive_exactly(count)
         self._traffic.note_received(count, is_first=self._is_stage)
@@ -119,7 +121,7 @@ class MeteredStream:
 
     async def send(self, data: bytes) -> None:
         """See ``ports.network``."""
-        if self._is_stage:
+        if self._is_stage and self._traffic.up.bytes_per_s:
             await self._traffic.wait(self._traffic.up, is_first=True)
         await self._stream.send(data)
         self._traffic.note_sent(len(data), is_first=self._is_stage)

@@ -12,7 +12,7 @@ import trio
 
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
-from p2pmesh.core.usage import OTHERS, OWN_CLIENTS, Ledger, Totals, Use
+from p2pmesh.core.usage import MAX_USERS, OTHERS, OWN_CLIENTS, Ledger, Totals, Use
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.stages import Stages
@@ -49,6 +49,8 @@ class UsageBook:
         kept = parts.store.restored() if parts.store is not None else None
         self._ledger = Ledger(kept or Totals(since_unix_s=parts.clock.unix_ms() // 1000))
         self._saved = self._told = self._ledger.totals()
+        self._noted: dict[tuple[str, str], list[int]] = {}
+        """Tokens and requests since the last count, by peer and model."""
         self._counted_bytes = (0, 0)
         self._started_us = self._counted_us = parts.clock.now()
 
@@ -63,9 +65,14 @@ class UsageBook:
                 await self._save()
 
     def note_tokens(self, peer: str, model: str, tokens: int, requests: int = 0) -> None:
-        """A ``peer`` used a stage here; "" are the clients of this node."""
-        now_s = self._parts.clock.unix_ms() // 1000
-        self._ledger.note_use(Use(peer, self._name_of(peer), model, tokens, requests, now_s))
+        """A ``peer`` used a stage here; "" are the clients of this node. Called for each token."""
+        use = self._noted.get((peer, model))
+        if use is None:
+            if len(self._noted) >= MAX_USERS:
+                self._count()
+            use = self._noted[peer, model] = [0, 0]
+        use[0] += tokens
+        use[1] += requests
 
     def describe(self) -> dict[str, Any]:
         """For the status."""
@@ -116,6 +123,10 @@ class UsageBook:
         if seconds:
             self._counted_us = Micros(self._counted_us + seconds * MICROS_PER_SECOND)
             self._ledger.note_time(seconds, is_giving=self._parts.is_giving())
+        noted, self._noted = self._noted, {}
+        now_s = self._parts.clock.unix_ms() // 1000
+        for (peer, model), (tokens, requests) in noted.items():
+            self._ledger.note_use(Use(peer, self._name_of(peer), model, tokens, requests, now_s))
         sent, received = self._counted_bytes
         self._counted_bytes = (traffic.sent_bytes, traffic.received_bytes)
         self._ledger.note_bytes(traffic.sent_bytes - sent, traffic.received_bytes - received)

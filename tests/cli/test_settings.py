@@ -186,3 +186,11 @@ def test_caps_and_their_mistakes(home: Path) -> None:
         "max_clients: --max-clients must be 0 (no cap) to 65536, not -1",
         "nice: --nice must be 0 to 19, not 20",
     ]
+
+
+def test_the_file_of_the_documents_is_valid_and_all_of_it_counts(home: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "volunteers.md").read_text()
+    example = text.split("```toml\n")[1].split("```")[0]
+    entries = make_settings().read(write(home, example))
+    assert len(entries) == len(example.splitlines())
+    assert {entry.name for entry in entries} - {"nice", "cache_quota"} <= LIVE_KEYS

@@ -170,3 +170,62 @@ async def test_rules_that_change_while_it_runs_count_at_once(autojump_clock: Moc
         await one.volunteer.node.change_wishes(WHOLE_BYTES, ANYTHING, SharingRules())
         assert (await one.volunteer.wait_told("sharing_changed", 3))["state"] == "giving"
         await one.coordinator.wait_told("pipeline_ready", 2)
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[tuple[Mesh, MeshNode, FakeOwner]]:
+    """A volunteer that serves a model of its own."""
+    async with open_mesh() as mesh:
+        owner = FakeOwner(NIGHT)
+        node = await mesh.found(
+            "node", memory_bytes=WHOLE_BYTES, owner=owner, store=FakeModelStore(MODEL), settings={"sharing": NIGHTS}
+        )
+        mesh.serve(node, MODEL, replan_after_s=120.0)
+        await node.wait_told("pipeline_ready")
+        yield mesh, node, owner
+
+
+async def test_a_model_of_ones_own_goes_to_others_and_comes_back(autojump_clock: MockClock) -> None:
+    async with alone() as (mesh, node, owner):
+        spare = await mesh.join("spare", node, memory_bytes=WHOLE_BYTES)
+        owner.local = DAY
+        moved = await node.wait_told("replanned")
+        assert [stage["peer_id"] for stage in moved["stages"]] == [spare.peer]
+        await node.wait_told("pipeline_ready", 2)
+        request = mesh.request()
+        assert await node.ask(request) == expected(request)
+        assert not node.node.stages.is_holding
+        owner.local = NIGHT
+        await node.wait_told("sharing_changed", 4)
+        await mesh.kill(spare)
+        ready = await node.wait_told("pipeline_ready", 3)
+        assert [stage["peer_id"] for stage in ready["stages"]] == [node.peer]
+
+
+async def test_a_model_that_nobody_else_holds_waits_for_the_hours(autojump_clock: MockClock) -> None:
+    async with alone() as (mesh, node, owner):
+        owner.local = DAY
+        await node.wait_told("sharing_changed", 3)
+        await node.wait_told("model_withdrawn")
+        await trio.sleep(300)
+        assert not node.node.stages.is_holding
+        assert len(node.told("pipeline_ready")) == 1
+        owner.local = NIGHT
+        await node.wait_told("pipeline_ready", 2)
+        request = mesh.request()
+        assert await node.ask(request) == expected(request)
+
+
+async def test_an_owner_who_comes_and_goes_at_once_costs_a_move_and_no_more(autojump_clock: MockClock) -> None:
+    async with shared(IDLE) as one:
+        await one.coordinator.wait_told("pipeline_ready")
+        await one.spare_joins()
+        for _ in range(3):
+            one.owner.idle_s = 0
+            await trio.sleep(7)
+            one.owner.idle_s = 1000
+            await trio.sleep(7)
+        await trio.sleep(300)
+        await one.ask()
+        assert len(one.coordinator.told("pipeline_ready")) <= 3
+        assert one.volunteer.node.stages.memory_bytes == WHOLE_BYTES
