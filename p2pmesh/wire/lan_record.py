@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from ipaddress import IPv6Address, ip_address
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId, is_peer_id
@@ -129,8 +130,22 @@ def _joined(items: Iterable[str]) -> str:
 
 
 # --- reading ------------------------------------------------------------------
-def decode_txt(fields: Mapping[str, str]) -> LanRecord:
-    """The record of TXT fields; unknown ones are left out.
+def without_loopback(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Those of multiaddrs that are not of the reader's own machine: a record could lead to any service there."""
+    return tuple(text for text in addresses if not _is_loopback(text))
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        host = ip_address(text.split("/")[2])
+    except (ValueError, IndexError):
+        return False
+    mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
+    return (mapped or host).is_loopback or (mapped or host).is_unspecified
+
+
+def decode_txt(fields: Mapping[str, str], *, takes_loopback: bool = False) -> LanRecord:
+    """The record of TXT fields; unknown ones are left out. ``takes_loopback``: where there is no other interface.
 
     Raises ``RemoteProtocolError``: ``MESSAGE_TOO_LARGE``, ``MESSAGE_MALFORMED``, ``GENERATION_UNSUPPORTED``.
     """
@@ -148,7 +163,8 @@ def decode_txt(fields: Mapping[str, str]) -> LanRecord:
     peer = fields.get("peer", "")
     if not is_peer_id(peer):
         raise _malformed("peer is no peer id")
-    addresses = tuple(filter(_ADDRESS.match, _split(fields.get("ep_addr", ""))))[:MAX_LAN_ADDRESSES]
+    told = tuple(filter(_ADDRESS.match, _split(fields.get("ep_addr", ""))))[:MAX_LAN_ADDRESSES]
+    addresses = told if takes_loopback else without_loopback(told)
     record = LanRecord(
         PeerId(peer), addresses, _hex(fields, "proof_challenge"), _hex(fields, "tok_fp"),
         fields.get("version", "")[:MAX_VERSION_BYTES], generation,

@@ -40,7 +40,7 @@ class FakeLan:
         self._changed = trio.Event()
 
     def tell(self, record: LanRecord | None) -> None:
-        self.record = None if record is None else decode_txt(dict(encode_txt(record)))
+        self.record = None if record is None else decode_txt(dict(encode_txt(record)), takes_loopback=True)
         self._link.mark()
 
     def seen(self) -> tuple[LanRecord, ...]:

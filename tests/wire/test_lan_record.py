@@ -67,6 +67,16 @@ def test_what_does_not_fit_is_cut_by_whole_items_and_bars_are_left_out() -> None
     assert len(fields["serving"]) <= MAX_LAN_VALUE_BYTES
 
 
+def test_addresses_of_the_readers_own_machine_are_left_out() -> None:
+    lan, own = (
+        "/ip4/10.0.0.1/tcp/1",
+        ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1", "/ip6/::ffff:127.0.0.1/tcp/1", "/ip4/0.0.0.0/tcp/1"),
+    )
+    fields = dict(encode_txt(replace(CLOSED, addresses=(*own, lan))))
+    assert decode_txt(fields).addresses == (lan,)
+    assert decode_txt(fields, takes_loopback=True).addresses == (*own, lan)
+
+
 def test_the_longest_invite_is_carried_whole() -> None:
     assert OPEN.listing is not None
     token = "p" * MAX_INVITE_BYTES

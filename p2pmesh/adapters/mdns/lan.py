@@ -28,6 +28,7 @@ from p2pmesh.wire.lan_record import SERVICE_TYPE, TTL_S, LanRecord, decode_txt, 
 from p2pmesh.wire.listing import ListingContent
 
 INSTANCE_BYTES = 8
+LOOPBACK = "127.0.0.1"
 RESOLVE_TIMEOUT_MS = 2000
 RESOLVED_AT_ONCE = 4
 READ_TIMES = 2
@@ -140,11 +141,16 @@ class MdnsLan:
         if failures:
             raise failures[0]
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this machine is on no network at all, so that only its own nodes can be there."""
+        return self._told_addresses() == (LOOPBACK,)
+
     def _told_addresses(self) -> tuple[str, ...]:
         """Of the interfaces whose addresses are announced; loopback where there is none."""
         survey = self._interfaces.survey()
         told = sorted({one.address for one in survey if why_left_out(one) is None})
-        return tuple(told) or ("127.0.0.1",)
+        return tuple(told) or (LOOPBACK,)
 
     # --- telling -------------------------------------------------------------------
     async def _keep_told(self, zeroconf: Zeroconf) -> None:
@@ -238,7 +244,7 @@ class MdnsLan:
 
     def _take(self, name: str, info: ServiceInfo) -> None:
         try:
-            record = decode_txt(_text_fields(info))
+            record = decode_txt(_text_fields(info), takes_loopback=self.is_alone)
         except RemoteProtocolError as error:
             log.debug("%s: %s", name, error.message)
             self._refuse()

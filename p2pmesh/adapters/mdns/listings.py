@@ -1,6 +1,7 @@
 """Open pools of the local network behind the port of public listings: published and found by DNS-SD, no relay asked."""
 
 import hashlib
+from dataclasses import replace
 
 import trio
 
@@ -16,7 +17,7 @@ from p2pmesh.ports.relays import (
     RelayReply,
     RelayState,
 )
-from p2pmesh.wire.lan_record import LanRecord
+from p2pmesh.wire.lan_record import LanRecord, without_loopback
 from p2pmesh.wire.listing import (
     KIND,
     LIFE_S,
@@ -25,6 +26,7 @@ from p2pmesh.wire.listing import (
     ListingEvent,
     ReadingRules,
     Rejection,
+    RejectionReason,
     decode_listing,
     encode_content,
     listing_tags,
@@ -87,12 +89,26 @@ class LanListings:
             "", publisher_of(record.peer), created, KIND, listing_tags(created + LIFE_S),
             encode_content(record.listing),
         )  # fmt: skip
-        return decode_listing(event, ReadingRules(now, self._verify, takes_private=True))
+        listing = decode_listing(event, ReadingRules(now, self._verify, takes_private=True))
+        return listing if self._lan.is_alone or isinstance(listing, Rejection) else _without_loopback(listing)
 
     def _report(self) -> PublishReport:
         state = self._lan.state()
         outcome = PublishOutcome.ACCEPTED if state.is_listening else PublishOutcome.UNREACHABLE
         return PublishReport((RelayReply(URL, outcome, state.detail),))
+
+
+def _without_loopback(listing: Listing) -> Listing | Rejection:
+    """A record of another machine must not lead to services of this one."""
+    content = replace(listing.content, addresses=without_loopback(listing.content.addresses))
+    invite = replace(
+        listing.invite,
+        addresses=without_loopback(listing.invite.addresses),
+        relay_addresses=without_loopback(listing.invite.relay_addresses),
+    )
+    if not (content.addresses or invite.addresses or invite.relay_addresses):
+        return Rejection(RejectionReason.NO_ADDRESS, "it names no address of another machine", listing.publisher)
+    return replace(listing, content=content, invite=invite)
 
 
 def publisher_of(peer: str) -> str:

@@ -16,11 +16,12 @@ from p2pmesh.core.addresses import InterfaceAddress
 from p2pmesh.ports.lan import Lan
 from p2pmesh.ports.relays import ListingQuery, PublishOutcome, RelayPhase, Relays
 from p2pmesh.wire.lan_record import LanRecord, encode_txt, fingerprint_of
+from p2pmesh.wire.listing import RejectionReason
 from tests.fakes.clock import FakeClock
 from tests.fakes.lan import FakeLink
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, verify
 from tests.wire.lan_vectors import CHALLENGE, CLOSED
-from tests.wire.listing_vectors import CONTENT, NOW_MS
+from tests.wire.listing_vectors import CONTENT, NOW_MS, invite_line
 
 PATIENCE_S = 60.0
 AT_HOME = CLOSED
@@ -129,6 +130,34 @@ async def test_an_open_pool_is_a_listing_until_it_is_taken_back(ours: str) -> No
         with trio.fail_after(PATIENCE_S):
             while other.seen()[0].listing is not None:
                 await other.wait_changed_beyond(other.changes)
+
+
+class OnALan:
+    """A machine that is on a network; nothing is sent there."""
+
+    def survey(self) -> tuple[InterfaceAddress, ...]:
+        return (InterfaceAddress("eth0", "10.77.0.1", 24),)
+
+
+class SeenLan(MdnsLan):
+    """That has seen given records, without multicast."""
+
+    def __init__(self, *records: LanRecord) -> None:
+        super().__init__(OnALan())
+        self._seen = {record.peer: record for record in records}
+
+
+async def test_a_listing_does_not_lead_to_services_of_the_readers_own_machine(autojump_clock: trio.abc.Clock) -> None:
+    router, here = "/ip4/10.77.0.9/tcp/1", "/ip4/127.0.0.1/tcp/22"
+    token = invite_line(addresses=(here,))
+    mixed = replace(
+        AT_HOME, listing=replace(CONTENT, invite_token=token, addresses=(f"{router}/p2p/{JOINER.peer_id}",))
+    )
+    only_here = replace(OTHER, listing=replace(CONTENT, invite_token=token, addresses=()))
+    clock = FakeClock(unix_ms=UnixMillis(NOW_MS))
+    found = await LanListings(SeenLan(mixed, only_here), "me", clock, verify).fetch(ListingQuery(), 1.0)
+    assert [one.invite.addresses for one in found.listings] == [()]
+    assert [one.first.reason for one in found.rejections] == [RejectionReason.NO_ADDRESS]
 
 
 async def test_without_any_interface_that_works_it_says_so_and_tries_again() -> None:
