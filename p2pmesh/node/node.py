@@ -118,6 +118,8 @@ class Node:
         self.links = Links(self.overlay, ports, self._is_generating)
         self.reach = Reach(self.overlay, ports, parts.reach, report)
         self.reach.on_upgraded = self.links.look_again
+        if self.overlay.credentials.desk is not None:  # its invite says where we are
+            self.reach.on_announced = self.overlay.credentials.desk.revoked.mark
         self.liveness = Liveness(self.overlay, ports, report)
         self.lan = LanMeetings(self.overlay, ports, parts.lan, report)
         self._connections = Connections(self.overlay, ports)

@@ -70,6 +70,8 @@ class Reach:
         """When peers behind NATs are met next."""
         self._is_announced = False
         self._nursery: trio.Nursery | None = None
+        self.on_announced: Callable[[], None] = lambda: None
+        """Told when others may be told another address than before."""
         self.on_upgraded: Callable[[], None] = lambda: None
         """Told when a peer's path has become direct: what was measured of it is of another path."""
         overlay.is_guest = self._port.uses_relay
@@ -136,9 +138,9 @@ class Reach:
         for relay in self._relays.held:
             if relay not in connected or not self._port.paths_of(relay).has_direct:
                 self._tell_relays(reservations.RelayLost(relay))
-        if self._found.needs_relay:
+        if self._needs_relay():
             self._tell_relays(reservations.CandidatesChanged(tuple(self._candidates(admitted))))
-        self._tell_relays(reservations.NeedChanged(self._found.needs_relay))
+        self._tell_relays(reservations.NeedChanged(self._needs_relay()))
         self._look_at_ways(admitted, connected)
         for peer in sorted(connected - admitted):
             if self._port.uses_relay(peer) and self._overlay.board.find(peer) is not None:
@@ -239,7 +241,7 @@ class Reach:
         self._port.set_own_addresses(self._meetable())
         self._offer()
         self._announce()
-        self._tell_relays(reservations.NeedChanged(self._found.needs_relay))
+        self._tell_relays(reservations.NeedChanged(self._needs_relay()))
         facts = {"reachability": self._found.verdict.value, "nat": self._found.nat.value}
         self._report("reach_changed", {**facts, "needs_relay": self._found.needs_relay})
 
@@ -265,6 +267,10 @@ class Reach:
             self._overlay.board.note_reach(is_relay=is_announced)
 
     # --- relays that we use ------------------------------------------------------------
+    def _needs_relay(self) -> bool:
+        """Whoever names relays wants them, also before there is anybody who could say where he sees us."""
+        return bool(self._told) or self._found.needs_relay
+
     def _candidates(self, admitted: frozenset[PeerId]) -> Iterable[reservations.Candidate]:
         """Those that the operator named, those that say they relay, and members that we have dialled ourselves."""
         known = {PeerId(said.peer_id): said for said in self._overlay.board.others()}
@@ -327,6 +333,7 @@ class Reach:
         relayed = [address for relay in self._relays.held for address in self._addresses_at(relay)]
         self._port.announce_besides(self._found.confirmed_addresses, tuple(relayed))
         self._overlay.board.note_reach(is_relay=self._is_announced)
+        self.on_announced()
 
     # --- direct paths --------------------------------------------------------------------
     def _look_at_ways(self, admitted: frozenset[PeerId], connected: frozenset[PeerId]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TINY_LAYERS
-from tests.e2e.measure_reach import IDLE, LabPeers, connect_pair, fetch, restart_relay, status_of
-from tests.e2e.nat_lab import RELAY, Nat, host_in, nat_lab, set_nat, why_not
+from tests.e2e.measure_reach import FIRST_PORT, IDLE, LabPeers, connect_pair, fetch, restart_relay, status_of
+from tests.e2e.nat_lab import RELAY, RELAY_HOST, Nat, host_in, nat_lab, set_nat, why_not
 from tests.e2e.peers import NodeProcess
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
@@ -81,6 +81,21 @@ def test_a_relayed_peer_serves_a_model(lab: LabPeers, relay: NodeProcess, tmp_pa
     assert status_of(asking, host_in("b"))["reach"]["paths"] == {"direct": 1, "relayed": 1}
     serving.stop()
     asking.stop()
+
+
+def test_a_founder_behind_a_nat_is_joined_through_a_relay_of_strangers(lab: LabPeers, relay: NodeProcess) -> None:
+    for home in "ab":
+        set_nat(home, Nat.SYMMETRIC)
+    named = f"/ip4/{RELAY_HOST}/tcp/{FIRST_PORT}/p2p/{relay.peer_id}"
+    hidden = lab.start_in(host_in("a"), "hidden", "--relay", named, *IDLE)
+    hidden.wait_for("relays_changed", where=lambda event: event["count"] == 1)
+    invite = hidden.wait_for("invite", where=lambda event: event["invite"] != hidden.invite)["invite"]
+    joined = lab.start_in(host_in("b"), "joined", "--join", invite, *IDLE)
+    joined.wait_for("joined")
+    assert [peer["peer_id"] for peer in status_of(joined, host_in("b"))["peers"]] == [hidden.peer_id]
+    assert relay.find("peer_joined", where=lambda event: event["peer_id"] == hidden.peer_id) is None
+    joined.stop()
+    hidden.stop()
 
 
 def test_the_only_relay_comes_back_and_nobody_does_anything(lab: LabPeers, relay: NodeProcess) -> None:

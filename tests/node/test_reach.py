@@ -149,3 +149,21 @@ async def test_what_the_operator_says_of_relaying_holds_whatever_witnesses_say(a
                 await reach.run()
             assert (node.network.reach.offered is not None) is is_offered
             assert node.node.overlay.board.own().is_relay is is_offered
+
+
+async def test_a_relay_that_the_operator_names_is_asked_before_anybody_is_met(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        relay, node = await mesh.found("relay"), await mesh.found("node")
+        named = f"{relay.network.addresses()[0].partition('/p2p/')[0]}/p2p/{relay.peer}"
+        node.network.reach.grants = {relay.peer: 3600}
+        await node.network.dial(relay.peer, relay.network.addresses(), 5)
+        node.network.reach.change_paths(relay.peer, direct=True)
+        reach = Reach(node.node.overlay, node.node.overlay._ports, ReachSettings(relays=(named,)), node.report)
+        told: list[int] = []
+        reach.on_announced = lambda: told.append(1)
+        with trio.move_on_after(5):
+            await reach.run()
+        assert ("reserve", relay.peer) in node.network.reach.asked
+        assert told
+        assert node.network.reach.besides[1] == (f"{named}/p2p-circuit",)
+        assert not relay.node.overlay.is_admitted(node.peer)  # it belongs to another mesh, and is no member of ours

@@ -129,7 +129,9 @@ class Libp2pNetwork:
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"peer {peer} is banned here for what it did")
         circuits = circuits_to(peer, addresses)
         direct = tuple(address for address in addresses if not is_circuit(address))
-        usable = self._ordered(dialable(peer, direct)) if direct or not circuits else ()
+        usable: tuple[Multiaddr, ...] = ()
+        with suppress(*((ConfigError,) if circuits else ())):  # with a way that is good, a bad one is passed over
+            usable = self._ordered(dialable(peer, direct))
         race = DialRace()
         with trio.move_on_after(timeout_s):
             while peer in self._dialling:

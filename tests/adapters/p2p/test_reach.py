@@ -182,6 +182,14 @@ async def test_a_relay_is_tried_while_direct_addresses_are_silent() -> None:
             assert took_s < 8.0
 
 
+async def test_a_malformed_address_beside_a_relay_is_passed_over() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, ("nonsense", *through(relay)), DEADLINE_S)
+            assert a.path_of(b.peer_id) is PathKind.RELAYED
+
+
 async def test_a_relayed_connection_gives_way_to_a_direct_one() -> None:
     with trio.fail_after(DEADLINE_S):
         async with three() as (relay, a, b):
