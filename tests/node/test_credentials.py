@@ -370,7 +370,7 @@ async def test_a_member_that_is_put_out_says_so_once_asks_seldom_and_comes_back_
         await trio.sleep(7200)
         (told,) = bad.told("put_out")
         assert f"p2pmesh peer readmit {bad.peer}" in told["message"]
-        assert [name for name, _ in bad.reports if name not in ("peer_joined", "put_out")] == []
+        assert [name for name, _ in bad.reports if name not in ("peer_joined", "put_out", "usage")] == []
         status = bad.node.status()
         assert (status["admission"]["standing"], status["peers"]) == ("put_out", [])
         assert status["admission"]["put_out"]["code"] == "peer_removed"
