@@ -1,7 +1,7 @@
 """The key that listings are published under: kept in the home, used for nothing else. Signs and checks events.
 
-The only place that imports ``nostr_sdk``. Its clients are not used (ADR 0044): they leave out what is forged, over or
-malformed without a word, where we owe a reason.
+The only place of a node that imports ``nostr_sdk``. Its clients are not used (ADR 0044): they leave out what is forged,
+over or malformed without a word, where we owe a reason.
 """
 
 import json
