@@ -133,6 +133,12 @@ class DiskModelStore:
         self._limiter = trio.CapacityLimiter(_WORKERS)
         self._quick_limiter = trio.CapacityLimiter(_QUICK_WORKERS)
 
+    async def change_quota(self, quota_bytes: int) -> None:
+        """Files of stages and of broken transfers are held to so much from now on; what is in use stays."""
+        self._stages.quota_bytes = quota_bytes
+        with contextlib.suppress(Refused):  # a disk that is full is told to whoever wants to write
+            await self._run(lambda: self._stages.make_room(0))
+
     # --- whole models
 
     def find(self, reference: str) -> NamedModel | HubReference:

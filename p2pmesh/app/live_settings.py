@@ -26,6 +26,7 @@ _LIVE = {
     "exclude_model": "excluded_models",
     "upload_limit": "upload_bytes_per_s",
     "download_limit": "download_bytes_per_s",
+    "cache_quota": "cache_quota_bytes",
 }
 POOL_KEYS = frozenset({"publish", "region", "max_clients"})
 """Of the listing of the node's public pool; which pool the node is in needs a restart."""

@@ -408,6 +408,7 @@ class _Command:
         """What the owner gives from now on; a node that comes after this one begins with it."""
         self._options = replace(self._options, **{name: getattr(options, name) for name in LIVE_FIELDS})
         self._shelf.excluded = options.excluded_models
+        await self._models.store.change_quota(options.cache_quota_bytes)
         await node.change_wishes(self._memory_bytes(options), options.wishes, options.sharing)
         await self._change_pool(node, options.pool)
 

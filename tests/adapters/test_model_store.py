@@ -681,6 +681,19 @@ async def test_what_broken_transfers_left_goes_first_when_room_is_needed(home: H
     assert home.partial() == set()
 
 
+async def test_a_quota_that_shrinks_takes_what_nobody_uses_at_once(home: Home) -> None:
+    store = home.store()
+    first, second = (bytes([number]) + LARGE for number in range(2))
+    await receive(store, first)
+    store.release(sha256(first))
+    await receive(store, second)
+    await store.change_quota(len(LARGE) * 3)
+    assert home.kept() == {f"{sha256(first)}.gguf", f"{sha256(second)}.gguf"}
+    await store.change_quota(len(LARGE) // 2)
+    assert home.kept() == {f"{sha256(second)}.gguf"}  # it is held
+    assert (await error_of(receive(store, LARGE))).code is ErrorCode.DISK_FULL
+
+
 async def test_files_that_are_received_beside_each_other_share_the_quota(home: Home) -> None:
     first, second, third = (bytes([number]) + LARGE for number in range(3))
     store = home.store(quota_bytes=len(LARGE) * 5 // 2)

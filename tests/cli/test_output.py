@@ -28,6 +28,35 @@ EVERY = (
     events.ready("http://127.0.0.1:9337", []),
     events.error(Refused(ErrorCode.OVERLOADED, "full")),
     Event(EventName.STOPPING),
+    *(
+        Event(
+            EventName.SHARING_CHANGED,
+            {"state": state, "reason": reason, "leave_s": 120, "next_change": change, "offered_bytes": 2**30},
+        )
+        for state, reason, change in (
+            ("giving", None, None),
+            ("leaving", "owner", "Mon 22:00"),
+            ("resting", "hours", None),
+        )
+    ),
+    Event(EventName.CONFIG_RELOADED, {"path": "/h/config.toml", "applied": ["max_layers"], "needs_restart": ["port"]}),
+    Event(
+        EventName.USAGE,
+        {
+            "window_s": 600,
+            "uptime_s": 7300,
+            "tokens": 5,
+            "sent_bytes": 2048,
+            "received_bytes": 0,
+            "tokens_in_all": 99,
+            "given_bytes": 2**30,
+            "given_layers": 1,
+            "users": [
+                {"peer_id": PEER, "name": "kitchen\x1b", "model": "m", "tokens": 4},
+                {"peer_id": PEER, "name": "", "model": "m", "tokens": 1},
+            ],
+        },
+    ),
     Event(EventName.LOAD_ON_DEMAND, {"model": "m\x1b", "reason": "no_server", "needed_bytes": 2**30}),
     Event(EventName.MODEL_UNLOADED, {"model": "m", "run_id": "00" * 16, "reason": "idle", "message": "no request"}),
     Event(EventName.UNLOAD_POSTPONED, {"model": "m", "reason": "memory_low", "message": "requests went on"}),
@@ -225,3 +254,13 @@ def test_stages_are_told_in_sentences_not_in_values() -> None:
 def test_no_sentence_shows_how_a_program_would_write_a_value(event: Event) -> None:
     text = "\n".join(line for line in describe_event(event) if "curl" not in line)
     assert not set("[]{}") & set(text)
+
+
+def test_what_was_given_is_told_in_words() -> None:
+    (event,) = (one for one in EVERY if one.name is EventName.USAGE)
+    first, *users = describe_event(event)
+    assert first == (
+        "last 10 minutes: 5 tokens for 2 users, sent 2.0 KiB, got 0 B; given now: 1.0 GiB in 1 layer; up 2 hours, "
+        "99 tokens in all"
+    )
+    assert users == ["  kitchen\\x1b: 4 tokens of m", f"  peer {PEER[-12:]}: 1 token of m"]

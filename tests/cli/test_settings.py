@@ -193,4 +193,4 @@ def test_the_file_of_the_documents_is_valid_and_all_of_it_counts(home: Path) -> 
     example = text.split("```toml\n")[1].split("```")[0]
     entries = make_settings().read(write(home, example))
     assert len(entries) == len(example.splitlines())
-    assert {entry.name for entry in entries} - {"nice", "cache_quota"} <= LIVE_KEYS
+    assert {entry.name for entry in entries} - {"nice"} <= LIVE_KEYS
