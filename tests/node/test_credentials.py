@@ -625,7 +625,7 @@ async def test_who_is_trusted_no_more_says_so_once_and_returns_when_it_is(autoju
         await trio.sleep(120)
         founder.node.overlay.trust.change(TrustStore(TrustPolicy.REQUIRE_OWNED))
         await trio.sleep(3600)
-        assert [name for name, _ in other.reports if name != "peer_joined"] == ["put_out"]
+        assert [name for name, _ in other.reports if name not in ("peer_joined", "usage")] == ["put_out"]
         assert other.node.status()["admission"]["put_out"]["code"] == "ownership_refused"
         assert founder.node.status()["peers"] == []
         assert len(founder.told("peer_refused")) <= 2
