@@ -5,13 +5,15 @@ whether an answer is worth asking for anew, and a doubt is none. Work is counted
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 MAX_DEPTH = 64
 MAX_CHECKS = 20_000
-"""Schemas applied to values; beyond it nothing is found wrong any more."""
+"""Schemas applied to values, and values compared; beyond it nothing is found wrong any more."""
+_POINTER_PARTS = 64
+"""Of a ``$ref``; a longer one says nothing."""
 
 Schema = Any
 _JSON_TYPES: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
@@ -40,8 +42,7 @@ class _Check:
         self._left = MAX_CHECKS
 
     def find(self, value: Any, schema: Schema, at: str, depth: int) -> str | None:
-        self._left -= 1
-        if self._left < 0 or depth > MAX_DEPTH:
+        if not self._spend(depth):
             return None
         if isinstance(schema, bool):
             return None if schema else _wrong(at, "is not allowed")
@@ -59,10 +60,10 @@ class _Check:
         tests = [_JSON_TYPES[name] for name in names if isinstance(name, str) and name in _JSON_TYPES]
         if tests and not any(test(value) for test in tests):
             return _wrong(at, f"must be of type {' or '.join(map(str, names))}")
-        if "const" in schema and not _equal(value, schema["const"]):
+        if "const" in schema and not self._equal(value, schema["const"], depth):
             return _wrong(at, "is not the one value that is allowed")
         allowed = schema.get("enum")
-        if isinstance(allowed, list) and not any(_equal(value, one) for one in allowed):
+        if isinstance(allowed, list) and not any(self._equal(value, one, depth) for one in allowed):
             return _wrong(at, "is none of the values that are allowed")
         if isinstance(value, str):
             return _out_of_bounds(len(value), schema, "minLength", "maxLength", at, "characters")
@@ -71,8 +72,7 @@ class _Check:
     def _object(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
         if not isinstance(value, dict):
             return None
-        required = schema.get("required")
-        for name in required if isinstance(required, list) else ():
+        for name in self._counted(_list(schema, "required")):
             if name not in value:
                 return _wrong(at, f"lacks {name!r}")
         found = _out_of_bounds(len(value), schema, "minProperties", "maxProperties", at, "properties")
@@ -82,8 +82,9 @@ class _Check:
         if schema.get("patternProperties"):
             others = True  # which of them it speaks of is not looked at
         for name, member in value.items():
-            within = known.get(name, others)
-            found = found or self.find(member, within, f"{at}/{_pointer(name)}", depth)
+            if found is not None:
+                return found
+            found = self.find(member, known.get(name, others), f"{at}/{_pointer(name)}", depth)
         return found
 
     def _array(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
@@ -91,13 +92,16 @@ class _Check:
             return None
         found = _out_of_bounds(len(value), schema, "minItems", "maxItems", at, "items")
         if schema.get("uniqueItems") is True and len(value) <= 64:
-            has_twins = any(_equal(one, other) for index, one in enumerate(value) for other in value[:index])
+            pairs = ((one, other) for index, one in enumerate(value) for other in value[:index])
+            has_twins = any(self._equal(one, other, depth) for one, other in pairs) and self._left >= 0
             found = found or (_wrong(at, "holds an item twice") if has_twins else None)
         first = schema.get("prefixItems")
         first = first if isinstance(first, list) else []
         for index, item in enumerate(value):
+            if found is not None:
+                return found
             within = first[index] if index < len(first) else schema.get("items", True)
-            found = found or self.find(item, within, f"{at}/{index}", depth)
+            found = self.find(item, within, f"{at}/{index}", depth)
         return found
 
     def _combined(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
@@ -109,7 +113,8 @@ class _Check:
         if ways and all(self.find(value, way, at, depth) is not None for way in ways):
             return _wrong(at, "is of none of the forms that are allowed")
         ones = _list(schema, "oneOf")
-        if ones and sum(self.find(value, one, at, depth) is None for one in ones) != 1:
+        fitting = sum(self.find(value, one, at, depth) is None for one in ones)
+        if ones and fitting != 1 and self._left >= 0:
             return _wrong(at, "must be of exactly one of the forms that are allowed")
         if "not" in schema and self.find(value, schema["not"], at, depth) is None and self._left >= 0:
             return _wrong(at, "is what is not allowed")
@@ -120,7 +125,7 @@ class _Check:
         if not isinstance(pointer, str) or not pointer.startswith("#"):
             return None
         target = self._root
-        for part in pointer[1:].split("/")[1:]:
+        for part in pointer[1:].split("/", _POINTER_PARTS)[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and key in target:
                 target = target[key]
@@ -129,6 +134,32 @@ class _Check:
             else:
                 return None
         return self.find(value, target, at, depth)
+
+    def _spend(self, depth: int) -> bool:
+        """Whether there is work left for one more look; once there is not, all is in doubt."""
+        self._left = -1 if depth > MAX_DEPTH else self._left - 1
+        return self._left >= 0
+
+    def _counted(self, members: Iterable[Any]) -> Iterator[Any]:
+        """As many as there is work left for."""
+        for member in members:
+            if not self._spend(0):
+                return
+            yield member
+
+    def _equal(self, one: Any, other: Any, depth: int) -> bool:
+        """As JSON has it: true is no 1, 1.0 is. What takes too much work, or nests too deep, counts as equal."""
+        if not self._spend(depth):
+            return True
+        if isinstance(one, bool) or isinstance(other, bool):
+            return one is other
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(self._equal(a, b, depth + 1) for a, b in zip(one, other, strict=True))
+        if isinstance(one, dict) and isinstance(other, dict):
+            return len(one) == len(other) and all(
+                name in other and self._equal(one[name], other[name], depth + 1) for name in one
+            )
+        return bool(one == other)
 
 
 def _number_problem(value: float, schema: dict[str, Any], at: str) -> str | None:
@@ -167,17 +198,6 @@ def _is_integer(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value) and value.is_integer()
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """As JSON has it: true is no 1, 1.0 is."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
-    return bool(one == other)
 
 
 def _pointer(name: str) -> str:

@@ -97,3 +97,40 @@ def test_no_schema_takes_more_than_its_share() -> None:
         doubling["$defs"][f"n{number}"] = {"anyOf": both}  # type: ignore[index]
     assert find_mismatch(1, doubling) is None
     assert MAX_CHECKS < 2**30
+
+
+ITEM = list(range(1000))
+LONG_LIST = list(range(MAX_CHECKS // 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ([LONG_LIST[-1]] * 3 + [MAX_CHECKS], {"items": {"enum": LONG_LIST}}),
+        ([[*ITEM, index] for index in range(64)], {"uniqueItems": True, "items": {"type": "null"}}),
+        ([{"a": 1}] * 3 + [0], {"items": {"type": "object", "required": ["a"] * (MAX_CHECKS // 2)}}),
+        ([1] * MAX_CHECKS, {"oneOf": [{"items": {"type": "integer"}}, {"items": {"type": "number"}}]}),
+    ],
+)  # fmt: skip
+def test_looks_into_lists_of_a_schema_and_into_values_are_counted_and_a_doubt_says_nothing(
+    value: object, schema: object
+) -> None:
+    assert find_mismatch(value, schema) is None
+
+
+def test_values_that_nest_too_deep_to_be_compared_are_in_doubt() -> None:
+    deep: object = 1
+    for _ in range(800):
+        deep = [deep]
+    assert find_mismatch(json.loads(json.dumps(deep)), {"const": deep}) is None
+    assert find_mismatch(deep, {"not": {"const": deep}}) is None
+
+
+def test_a_reference_is_followed_so_far_only() -> None:
+    pointer = "#" + "/properties/a" * MAX_CHECKS
+    schema: dict[str, object] = {"$ref": pointer}
+    inner = schema
+    for _ in range(100):
+        inner["properties"] = {"a": {}}
+        inner = inner["properties"]["a"]  # type: ignore[index]
+    assert find_mismatch(1, schema) is None
