@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from p2pmesh.api.errors import RequestError, invalid_parameter
 from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.core.json_schema.checking import nests_beyond
 
 _SHOWN_NAME_CHARACTERS = 64
 _MAX_DEPTH = 256
@@ -38,19 +39,9 @@ def decode_object(body: bytes) -> dict[str, Any]:
         raise Refused(ErrorCode.REQUEST_INVALID, f"the body is not valid JSON: {_one_line(error)}") from None
     if not isinstance(value, dict):
         raise Refused(ErrorCode.REQUEST_INVALID, f"the body must be a JSON object, not {describe_type(value)}")
-    _check_depth(value)
+    if nests_beyond(value, _MAX_DEPTH):
+        raise _too_deep()
     return value
-
-
-def _check_depth(value: dict[str, Any]) -> None:
-    """Level by level, so that no depth is too much for the check itself."""
-    level: list[Any] = [value]
-    for _ in range(_MAX_DEPTH):
-        members = (held.values() if isinstance(held, dict) else held for held in level)
-        level = [one for some in members for one in some if isinstance(one, dict | list)]
-        if not level:
-            return
-    raise _too_deep()
 
 
 def _too_deep() -> Refused:

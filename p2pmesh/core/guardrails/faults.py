@@ -13,7 +13,7 @@ from p2pmesh.core.grammar.matcher import Matcher
 from p2pmesh.core.grammar.network import compile_grammar
 from p2pmesh.core.guardrails.policy import GuardrailPolicy
 from p2pmesh.core.json_schema.checking import find_mismatch
-from p2pmesh.core.mixture.drafts import Call, Draft
+from p2pmesh.core.mixture.drafts import Call, Draft, read_arguments
 from p2pmesh.core.tool_calls.formats import MARKERS, CallFormat
 from p2pmesh.core.tool_calls.tools import Tool, decode_tools
 from p2pmesh.wire.generation import ChatMessage, GenerationRequest, ToolCall, ToolChoice
@@ -90,11 +90,8 @@ def _wrong_call(calls: Sequence[Call], tools: dict[str, Tool]) -> Fault | None:
 def _problem_of(call: Call, tool: Tool | None) -> str | None:
     if tool is None:
         return "there is no such function"
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        return "its arguments are no JSON"
-    if not isinstance(arguments, dict):
+    arguments = read_arguments(call.arguments)
+    if arguments is None:
         return "its arguments are no JSON object"
     return find_mismatch(arguments, tool.parameters or {})
 

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any
 
 from p2pmesh.base.limits import MAX_TOOL_CALLS
-from p2pmesh.core.json_schema.checking import find_mismatch
-from p2pmesh.core.mixture.drafts import Call
+from p2pmesh.core.json_schema.checking import find_mismatch, nests_beyond
+from p2pmesh.core.mixture.drafts import MAX_ARGUMENTS_DEPTH, STRICT_JSON, Call, read_arguments
 from p2pmesh.core.tool_calls.formats import MARKERS
 from p2pmesh.core.tool_calls.tools import Tool
 
@@ -91,12 +91,11 @@ def _may_be_object(begun: str) -> bool:
 def _read_all(text: str, at: int, known: dict[str, Tool]) -> tuple[Call, ...]:
     """Calls from there to the end, none where anything else stands between or behind them."""
     calls: list[Call] = []
-    decoder = json.JSONDecoder()
     while True:
         at = _skip(text, at)
         if at >= len(text):
             return tuple(calls)
-        found = _read_one(text, at, decoder)
+        found = _read_one(text, at)
         if found is None:
             return ()
         at, values = found
@@ -122,11 +121,11 @@ def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
     return at if found is None else found.end()
 
 
-def _read_one(text: str, at: int, decoder: json.JSONDecoder) -> tuple[int, list[tuple[Any, Any]]] | None:
+def _read_one(text: str, at: int) -> tuple[int, list[tuple[Any, Any]]] | None:
     named = _FUNCTION.match(text, at) or _NAMED.match(text, at)
     begin = at if named is None else named.end()
     try:
-        value, end = decoder.raw_decode(text, begin)
+        value, end = STRICT_JSON.raw_decode(text, begin)
     except (ValueError, RecursionError):
         return None
     if named is not None:
@@ -155,10 +154,9 @@ def _call_of(name: Any, arguments: Any, known: dict[str, Tool]) -> Call | None:
     if tool is None:
         return None
     if isinstance(arguments, str):  # as OpenAI's shape has it
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(arguments, dict) or find_mismatch(arguments, tool.parameters or {}) is not None:
+        arguments = read_arguments(arguments)
+    if not isinstance(arguments, dict) or nests_beyond(arguments, MAX_ARGUMENTS_DEPTH):
+        return None
+    if find_mismatch(arguments, tool.parameters or {}) is not None:
         return None
     return Call(tool.name, json.dumps(arguments, ensure_ascii=False))

@@ -162,6 +162,17 @@ class _Check:
         return bool(one == other)
 
 
+def nests_beyond(value: Any, most: int) -> bool:
+    """Whether objects and arrays stand deeper within each other; level by level, so that no depth is too much."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return False
+        level = [one for held in level for one in (held.values() if isinstance(held, dict) else held)]
+    return True
+
+
 def _number_problem(value: float, schema: dict[str, Any], at: str) -> str | None:
     least, above = _bound(schema, "minimum"), _bound(schema, "exclusiveMinimum")
     most, below = _bound(schema, "maximum"), _bound(schema, "exclusiveMaximum")

@@ -10,13 +10,16 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NoReturn
 
+from p2pmesh.core.json_schema.checking import nests_beyond
 from p2pmesh.core.reasoning import ReasoningSplitter
 from p2pmesh.core.tool_calls.formats import find_format
 from p2pmesh.core.tool_calls.reading import CallReader, Step
 from p2pmesh.core.tool_calls.tools import decode_tools
 from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, GenerationFinished, GenerationStarted, ToolUse
 
+MAX_ARGUMENTS_DEPTH = 128
 _WORDS = re.compile(r"\w+")
 
 
@@ -41,7 +44,9 @@ class Draft:
     def is_usable(self) -> bool:
         """Whether it can be given to a client as it is."""
         return self.is_whole and (
-            all(_arguments(call) is not None for call in self.calls) if self.calls else bool(self.text.strip())
+            all(read_arguments(call.arguments) is not None for call in self.calls)
+            if self.calls
+            else bool(self.text.strip())
         )
 
     @property
@@ -53,7 +58,7 @@ class Draft:
     def meaning(self) -> str:
         """Equal where two drafts agree."""
         if self.calls:
-            calls = [[call.name, _arguments(call)] for call in self.calls]
+            calls = [[call.name, read_arguments(call.arguments)] for call in self.calls]
             return "calls " + json.dumps(calls, sort_keys=True)
         words = " ".join(_WORDS.findall(self.text.casefold()))
         return "says " + (words or self.text.strip())
@@ -114,9 +119,28 @@ def _confidence_milli(logprobs: list[float]) -> int:
     return round(1000 * math.exp(min(0.0, max(-100.0, math.fsum(logprobs) / len(logprobs)))))
 
 
-def _arguments(call: Call) -> dict[str, object] | None:
+def read_arguments(text: str) -> dict[str, object] | None:
+    """Arguments of a call as a client reads them; None where they are no JSON object.
+
+    NaN and infinity, which only Python takes for JSON, are none, nor is what nests so deep that others give up on it.
+    """
     try:
-        found = json.loads(call.arguments)
+        found = STRICT_JSON.decode(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and not nests_beyond(found, MAX_ARGUMENTS_DEPTH) else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:32]} is beyond the range of a double")
+    return number
+
+
+STRICT_JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+"""Raises ``ValueError`` for what is no JSON, ``RecursionError`` for what nests too deep to be read."""

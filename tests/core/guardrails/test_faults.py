@@ -33,7 +33,8 @@ WITH_SCHEMA = replace(ASKED, grammar=OBJECT)
     [
         (Call("weather", '{"city": "Oslo"}'), None),
         (Call("now", "{}"), None),
-        (Call("weather", '{"city": '), "the call of weather: its arguments are no JSON"),
+        (Call("weather", '{"city": '), "the call of weather: its arguments are no JSON object"),
+        (Call("now", '{"x": NaN}'), "the call of now: its arguments are no JSON object"),
         (Call("weather", "[1]"), "the call of weather: its arguments are no JSON object"),
         (Call("weather", "{}"), "the call of weather: it lacks 'city'"),
         (Call("weather", '{"city": 5}'), "the call of weather: /city must be of type string"),

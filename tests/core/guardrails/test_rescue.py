@@ -130,3 +130,9 @@ def test_whatever_is_passed_comes_back(said: str, cities: list[str], fenced: boo
     assert found is not None
     assert [json.loads(call.arguments)["city"] for call in found.calls] == cities
     assert found.said == said.rstrip()
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1e999", "[" * 400 + "]" * 400])
+def test_arguments_that_a_client_could_not_read_are_no_call(value: str) -> None:
+    assert rescue(f'{{"name": "now", "arguments": {{"x": {value}}}}}') is None
+    assert rescue(json.dumps({"name": "now", "arguments": f'{{"x": {value}}}'})) is None

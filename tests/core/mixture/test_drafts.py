@@ -90,6 +90,8 @@ def test_a_model_that_tells_no_probabilities_is_not_sure() -> None:
         Draft(" \n"),
         Draft("", (Call("look", '{"at": '),)),
         Draft("", (Call("look", "[1]"),)),
+        Draft("", (Call("look", '{"at": NaN}'),)),
+        Draft("", (Call("look", '{"at": ' + "[" * 200 + "]" * 200 + "}"),)),
         Draft("a", is_whole=False),
     ],
 )
