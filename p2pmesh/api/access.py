@@ -29,6 +29,9 @@ class Keys(Protocol):
     def begin(self, given: str) -> str | None:
         """The id under which a request counts, None where any key is accepted; ``P2PMeshError`` where it may not."""
 
+    def charge(self, key_id: str, uses: int) -> None:
+        """A request that was admitted counts so many times more."""
+
     def end(self, key_id: str) -> None:
         """A request that was admitted is over."""
 

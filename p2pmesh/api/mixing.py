@@ -8,6 +8,7 @@ is the core's. Guardrails stand between, round each model that is asked; what th
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 
@@ -61,6 +62,8 @@ _REDUCER = "reducer"
 
 Guard = Callable[[Backend], Backend]
 Note = Callable[[GenerationEvent], None]
+Charge = Callable[[str, int], None]
+"""Told of an account for how many requests more than it sent others are asked."""
 
 
 class MixingBackend:
@@ -72,12 +75,14 @@ class MixingBackend:
         metrics: Metrics,
         policy: MixturePolicy | None = None,
         guard: Guard = lambda inner: inner,
+        charge: Charge = lambda account, uses: None,
     ) -> None:
         self._backend = guard(backend)
         self._unguarded = backend
         self._guard = guard
         self._metrics = metrics
         self._policy = policy or MixturePolicy()
+        self._charge = charge
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -119,7 +124,14 @@ class MixingBackend:
     @asynccontextmanager
     async def _mixed(self, request: GenerationRequest, asker: Asker) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         workers = self._workers(classify(request).kind)
-        mixing = _Mixing(self._backend, self._asking, self._policy, request, asker, workers)
+        asked = count()
+
+        def asking(note: Note) -> Backend:
+            if next(asked):
+                self._charge(asker.account, 1)
+            return self._asking(note)
+
+        mixing = _Mixing(self._backend, asking, self._policy, request, asker, workers)
         try:
             async with trio.open_nursery() as nursery, aclosing(mixing.events(nursery)) as events:
                 yield events

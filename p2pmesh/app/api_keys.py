@@ -19,7 +19,7 @@ from p2pmesh.api.access import KeyLimited
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.limits import MAX_API_KEY_BYTES, MAX_API_KEYS, MAX_NAME_BYTES
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, micros
-from p2pmesh.core.api_keys import ApiKey, Began, Ended, KeyUse, Refuse
+from p2pmesh.core.api_keys import ApiKey, Began, Charged, Ended, KeyUse, Refuse
 from p2pmesh.wire.schema import is_line
 
 PREFIX = "p2pmesh-sk-"
@@ -118,6 +118,12 @@ class HomeKeys:
             seconds = -(-answer.retry_us // MICROS_PER_SECOND)
             raise KeyLimited(f"{answer.text}; try again in {seconds} s", seconds)
         return key.id
+
+    def charge(self, key_id: str, uses: int) -> None:
+        """A request that was admitted counts so many times more; no matter of a key that was revoked meanwhile."""
+        key = next((key for key in (self._by_digest or {}).values() if key.id == key_id), None)
+        if key is not None:
+            self._use.handle(Charged(key, uses), self._now())
 
     def end(self, key_id: str) -> None:
         """A request that was admitted is over."""

@@ -33,6 +33,14 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
+class Charged:
+    """An admitted request of this key is put to so many models more."""
+
+    key: ApiKey
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A request that was admitted under this id is over."""
 
@@ -63,10 +71,13 @@ class KeyUse:
         """Requests of a key that are not over."""
         return self._in_flight.get(key_id, 0)
 
-    def handle(self, event: Began | Ended, now: Micros) -> Admit | Refuse | None:
-        """Whether a request is admitted; None for an end."""
+    def handle(self, event: Began | Charged | Ended, now: Micros) -> Admit | Refuse | None:
+        """Whether a request is admitted; None for whatever else happens to one."""
         if isinstance(event, Began):
             return self._begin(event.key, now)
+        if isinstance(event, Charged):
+            self._charge(event.key, event.uses, now)
+            return None
         left = self._in_flight.get(event.key_id, 0) - 1
         if left > 0:
             self._in_flight[event.key_id] = left
@@ -80,19 +91,34 @@ class KeyUse:
             return Refuse(f"this API key has {busy} requests in flight, which is its limit", MICROS_PER_SECOND)
         if key.max_per_minute and not self._spend(key, now):
             text = f"this API key may send {key.max_per_minute} requests a minute"
-            return Refuse(text, MINUTE_US // key.max_per_minute)
+            return Refuse(text, self._whole_at(key, now) - (key.max_per_minute - 1) * _each_us(key) - now)
         self._in_flight[key.id] = busy + 1
         return Admit()
 
     def _spend(self, key: ApiKey, now: Micros) -> bool:
-        full_at = spend(self._full_at.get(key.id, now), now, MINUTE_US // key.max_per_minute, key.max_per_minute)
-        if full_at is None:
-            return False
+        full_at = spend(self._whole_at(key, now), now, _each_us(key), key.max_per_minute)
+        if full_at is not None:
+            self._remember(key, full_at)
+        return full_at is not None
+
+    def _charge(self, key: ApiKey, uses: int, now: Micros) -> None:
+        """Also beyond what is left: what is owed has to be made up for before the next request."""
+        if key.max_per_minute:
+            self._remember(key, Micros(self._whole_at(key, now) + uses * _each_us(key)))
+
+    def _whole_at(self, key: ApiKey, now: Micros) -> Micros:
+        """When nothing of the allowance is spent any more."""
+        return max(now, self._full_at.get(key.id, now))
+
+    def _remember(self, key: ApiKey, full_at: Micros) -> None:
         if key.id not in self._full_at and len(self._full_at) >= MAX_API_KEYS:
             self._forget_oldest()
         self._full_at[key.id] = full_at
-        return True
 
     def _forget_oldest(self) -> None:
         """Of keys that came and went; whoever is whole again first has least to be remembered for."""
         del self._full_at[min(self._full_at, key=lambda key_id: (self._full_at[key_id], key_id))]
+
+
+def _each_us(key: ApiKey) -> int:
+    return MINUTE_US // key.max_per_minute

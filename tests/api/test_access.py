@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from p2pmesh.api.access import KeyLimited
+from p2pmesh.api.backend import ModelListing
 from p2pmesh.api.openai.app import AccessRules, openai_app
 from p2pmesh.base.errors import ErrorCode, Refused
 from tests.fakes.asgi import AsgiClient
@@ -23,6 +24,7 @@ class FakeKeys:
     """Implements ``Keys``: one is known, another is at its limit."""
 
     open: int = 0
+    charged: int = 0
     begun: list[str] = field(default_factory=list)
 
     def begin(self, given: str) -> str | None:
@@ -33,6 +35,10 @@ class FakeKeys:
             raise Refused(ErrorCode.UNAUTHORIZED, "that API key is not accepted")
         self.open += 1
         return "id-of-good"
+
+    def charge(self, key_id: str, uses: int) -> None:
+        assert key_id == "id-of-good"
+        self.charged += uses
 
     def end(self, key_id: str) -> None:
         assert key_id == "id-of-good"
@@ -150,3 +156,22 @@ async def test_a_named_page_may_ask_and_read(origins: tuple[str, ...]) -> None:
     assert (client.status, client.headers["access-control-allow-origin"]) == (200, PAGE)
     refused = await ask(access, host="localhost", origin=PAGE)
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+
+
+@pytest.mark.parametrize(("n", "charged"), [(1, 1), (3, 3)])
+async def test_a_key_is_charged_for_every_model_that_mesh_asks(n: int, charged: int) -> None:
+    keys = FakeKeys()
+    backend = FakeBackend(listings=(ModelListing("a-9B", 1), ModelListing("b-1B", 1)))
+    body = {"model": "mesh", "messages": [{"role": "user", "content": "hi"}], "n": n}
+    client = AsgiClient(json.dumps(body).encode())
+    await client.run(openai_app(backend, AccessRules(keys)), CHAT, "POST", {"authorization": "Bearer good"})
+    assert client.status == 200
+    assert len(backend.requests) == n + charged
+    assert (keys.charged, keys.open) == (charged, 0)
+
+
+async def test_nobody_is_charged_where_any_key_will_do() -> None:
+    backend = FakeBackend(listings=(ModelListing("a-9B", 1), ModelListing("b-1B", 1)))
+    client = AsgiClient(json.dumps({"model": "mesh", "messages": [{"role": "user", "content": "hi"}]}).encode())
+    await client.run(openai_app(backend), CHAT)
+    assert client.status == 200

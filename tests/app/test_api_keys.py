@@ -85,6 +85,17 @@ async def test_limits_of_a_key(tmp_path: Path, autojump_clock: MockClock) -> Non
     assert raised.value.retry_after_s == 30
 
 
+async def test_models_that_are_asked_besides_count_for_the_minute(tmp_path: Path, autojump_clock: MockClock) -> None:
+    made = create_api_key(tmp_path, "", 0, 6)
+    keys = HomeKeys(tmp_path, TOKEN)
+    keys.begin(made["key"])
+    keys.charge(made["id"], 6)
+    keys.charge("of-nobody", 6)
+    with pytest.raises(KeyLimited) as raised:
+        keys.begin(made["key"])
+    assert raised.value.retry_after_s == 20
+
+
 async def test_while_the_file_is_damaged_nobody_is_let_in_and_its_place_is_not_told(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.limits import MAX_API_KEYS
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
-from p2pmesh.core.api_keys import MINUTE_US, Admit, ApiKey, Began, Ended, KeyUse, Refuse
+from p2pmesh.core.api_keys import MINUTE_US, Admit, ApiKey, Began, Charged, Ended, KeyUse, Refuse
 
 
 def key(name: str = "k", in_flight: int = 0, per_minute: int = 0) -> ApiKey:
@@ -37,6 +37,20 @@ def test_requests_of_a_minute_are_limited_and_come_back_evenly() -> None:
     assert answers[6] == Refuse("this API key may send 6 requests a minute", 10 * MICROS_PER_SECOND)
     assert isinstance(use.handle(Began(six), Micros(10 * MICROS_PER_SECOND - 1)), Refuse)
     assert use.handle(Began(six), Micros(10 * MICROS_PER_SECOND)) == Admit()
+
+
+def test_what_a_request_is_put_to_besides_counts_and_is_made_up_for_before_the_next() -> None:
+    use = KeyUse()
+    six = key(per_minute=6)
+    assert use.handle(Began(six), Micros(0)) == Admit()
+    assert use.handle(Charged(six, 7), Micros(0)) is None
+    assert use.handle(Began(six), Micros(0)) == Refuse(
+        "this API key may send 6 requests a minute", 30 * MICROS_PER_SECOND
+    )
+    assert isinstance(use.handle(Began(six), Micros(30 * MICROS_PER_SECOND - 1)), Refuse)
+    assert use.handle(Began(six), Micros(30 * MICROS_PER_SECOND)) == Admit()
+    assert use.handle(Charged(key("free"), 7), Micros(0)) is None
+    assert use.handle(Began(key("free")), Micros(0)) == Admit()
 
 
 def test_an_end_that_nobody_began_counts_for_nothing() -> None:

@@ -21,6 +21,7 @@ from p2pmesh.api.json_response import error_response, json_response
 from p2pmesh.api.metered import CountedResponses, MeteredBackend
 from p2pmesh.api.metrics import CONTENT_TYPE, Metrics
 from p2pmesh.api.mixing import MixingBackend
+from p2pmesh.api.openai.asking import key_of
 from p2pmesh.api.openai.chat import ChatShape
 from p2pmesh.api.openai.completions import CompletionsShape
 from p2pmesh.api.openai.document import openapi_document
@@ -64,7 +65,12 @@ def openai_app(
     def guard(inner: Backend) -> Backend:
         return GuardedBackend(inner, metrics, guardrails or GuardrailPolicy())
 
-    mixing = MixingBackend(MeteredBackend(backend, metrics), metrics, mixture, guard)
+    def charge(account: str, uses: int) -> None:
+        key_id = key_of(account)
+        if access is not None and access.keys is not None and key_id is not None:
+            access.keys.charge(key_id, uses)
+
+    mixing = MixingBackend(MeteredBackend(backend, metrics), metrics, mixture, guard, charge)
     answers, tokenizing = _Answers(mixing, metrics), TokenizeEndpoints(mixing)
     routes = [
         Route("/v1/models", answers.list_models, methods=["GET"]),

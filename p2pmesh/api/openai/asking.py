@@ -15,6 +15,7 @@ from p2pmesh.api.access import KEY_ID
 from p2pmesh.core.affinity import Asker
 
 _SESSION_HEADER = b"x-session-id"
+_OF_KEY = "key "
 
 
 def asker_of(body: Mapping[str, Any], scope: Scope) -> Asker:
@@ -28,11 +29,16 @@ def asker_of(body: Mapping[str, Any], scope: Scope) -> Asker:
 
 def account_of(scope: Scope, client: str = "") -> str:
     """Who has a key has one account, whatever names it uses; a space divides, since no address or id has one."""
-    key_id = scope.get(KEY_ID)
+    key_id: str | None = scope.get(KEY_ID)
     if key_id:
-        return f"key {key_id}"
+        return _OF_KEY + key_id
     address = scope.get("client")
     return f"address {address[0]} {client}" if address else ""
+
+
+def key_of(account: str) -> str | None:
+    """The id of the key whose account it is; None where it is that of an address."""
+    return account.removeprefix(_OF_KEY) if account.startswith(_OF_KEY) else None
 
 
 def _first_text(*values: object) -> str:
