@@ -265,6 +265,8 @@ class HardenedSwarm(Swarm):
         self.doorway = Doorway(self.gate.is_spared)
         self._strangers: dict[YamuxConnection, None] = {}
         self.paths = PathChanges()
+        self.meeting: set[ID] = set()
+        """Peers with which direct connections are tried over several addresses at once: one too many is no flood."""
 
     @property
     def manager(self) -> Any:
@@ -356,7 +358,8 @@ class HardenedSwarm(Swarm):
         if self.gate.is_banned(peer):
             return "the peer is banned"
         if len(self._standing(muxed_conn)) >= MAX_CONNECTIONS_PER_PEER:
-            self.peer_faults.put(peer_id_of(peer), FaultKind.FLOOD)
+            if peer not in self.meeting:
+                self.peer_faults.put(peer_id_of(peer), FaultKind.FLOOD)
             return f"{peer} has {MAX_CONNECTIONS_PER_PEER} connections already"
         return None
 

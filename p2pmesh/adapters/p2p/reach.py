@@ -337,7 +337,11 @@ class Reach:
 
     async def _meet(self, peer: ID, addresses: list[TcpAddress], round_trip_s: float, *, is_server: bool) -> None:
         meeting = punch.Meeting(self._swarm, self._noise, peer, round_trip_s, is_server=is_server)
-        await meeting.run(addresses)
+        self._swarm.meeting.add(peer)
+        try:
+            await meeting.run(addresses)
+        finally:
+            self._swarm.meeting.discard(peer)
 
     async def close_relayed(self, peer: PeerId) -> bool:
         """Closes relayed connections that we opened and that nothing runs on, where a direct one stands."""

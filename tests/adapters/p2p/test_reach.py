@@ -1,6 +1,5 @@
 """Relays, witnesses and direct paths between real hosts on loopback; NATs are in ``tests/e2e/test_reach``."""
 
-import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
@@ -8,9 +7,15 @@ from dataclasses import replace
 
 import pytest
 import trio
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerField
 
+from p2pmesh.adapters.p2p.autonat import AUTONAT_PROTOCOL
 from p2pmesh.adapters.p2p.circuit import circuits_to, parse_circuit
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
+from p2pmesh.adapters.p2p.keys import libp2p_id
+from p2pmesh.adapters.p2p.punch import DCUTR_PROTOCOL
+from p2pmesh.adapters.p2p.relay import HOP_PROTOCOL, STOP_PROTOCOL
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.reachability import DialBack
@@ -90,7 +95,7 @@ async def test_two_peers_talk_through_a_relay_that_sees_no_word_of_it() -> None:
             await a.dial(b.peer_id, through(relay), DEADLINE_S)
             assert a.path_of(b.peer_id) is PathKind.RELAYED
             await admit_each_other(a, b)
-            data = os.urandom(700_000)  # more than a window
+            data = bytes(range(256)) * 2800  # more than a window
             assert await ask(a, b.peer_id, data) == data
             assert await ask(b, a.peer_id, data) == data
             assert relay.reach.relay_use().circuits == 1
@@ -258,6 +263,48 @@ async def test_the_port_is_ours_alone_after_it_was_shared_for_a_moment() -> None
         with pytest.raises(P2PMeshError):
             async with open_network(fake_identity("thief"), (address,)):
                 pytest.fail("it listens on our port")
+
+
+GARBAGE = (
+    b"",
+    b"\x00",
+    b"\xff\xff\xff\xff",
+    b"\xff\x7f" + bytes(100),
+    b"\x05hello",
+    b"\x02\x08\x09",
+    bytes(range(256)),
+)
+
+
+@pytest.mark.parametrize("protocol", [HOP_PROTOCOL, STOP_PROTOCOL, AUTONAT_PROTOCOL, DCUTR_PROTOCOL])
+async def test_garbage_costs_its_stream(protocol: str) -> None:
+    """An empty message is garbage too, and so is one that names a peer by bytes that are no id."""
+    with trio.fail_after(60):
+        async with three() as (relay, a, b):
+            for data in (*GARBAGE, _delimited(HopMessage(type=HopMessage.CONNECT, peer=PeerField(id=b"nobody")))):
+                stream = await a.open_stream(relay.peer_id, protocol, DEADLINE_S)
+                with suppress(PeerUnavailable):
+                    await stream.send(data)
+                    await stream.finish()
+                    await stream.receive_exactly(1_000)
+            assert await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+            assert await ask(a, b.peer_id, b"well") == b"well"
+
+
+def _delimited(message: HopMessage) -> bytes:
+    data = message.SerializeToString()
+    return bytes((len(data),)) + data
+
+
+async def test_a_place_is_for_who_asks_whoever_the_message_names() -> None:
+    async with three() as (relay, a, b):
+        stream = await a.open_stream(relay.peer_id, HOP_PROTOCOL, DEADLINE_S)
+        named = PeerField(id=libp2p_id(b.peer_id).to_bytes())
+        await stream.send(_delimited(HopMessage(type=HopMessage.RESERVE, peer=named)))
+        await stream.receive_exactly(1)
+        assert relay.reach.uses_relay(a.peer_id)
+        assert not relay.reach.uses_relay(b.peer_id)
 
 
 RELAY = fake_identity("relay").peer_id
