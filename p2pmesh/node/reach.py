@@ -28,6 +28,7 @@ SETTLE_S = 0.05
 """Connections come and go in bursts."""
 SETTLE_VIEW_S = 0.25
 """So does what peers announce, which matters less."""
+HOSTS_EVERY_S = 5.0
 OBSERVE_TIMEOUT_S = 5.0
 DIAL_BACK_TIMEOUT_S = 8.0
 RESERVE_TIMEOUT_S = 8.0
@@ -68,6 +69,8 @@ class Reach:
         """Peers with a direct connection beside a relayed one."""
         self._met: dict[PeerId, Micros] = {}
         """When peers behind NATs are met next."""
+        self._own_hosts: frozenset[str] = frozenset()
+        self._hosts_due = Micros(0)
         self._is_announced = False
         self._nursery: trio.Nursery | None = None
         self.on_announced: Callable[[], None] = lambda: None
@@ -132,7 +135,11 @@ class Reach:
     def _look(self) -> None:
         """Takes in what has changed around us, and lets every machine see the time."""
         admitted = frozenset(self._overlay.admitted_peers())
-        self._tell_found(reachability.OwnHostsChanged(self._port.own_hosts()))
+        now = self._clock.now()
+        if now >= self._hosts_due:  # interfaces change seldom, and the system is slow to tell of them
+            self._hosts_due = Micros(now + round(HOSTS_EVERY_S * MICROS_PER_SECOND))
+            self._own_hosts = self._port.own_hosts()
+            self._tell_found(reachability.OwnHostsChanged(self._own_hosts))
         self._tell_found(reachability.WitnessesChanged(tuple(self._witnesses(admitted))))
         connected = self._network.connected_peers()
         for relay in self._relays.held:
@@ -198,7 +205,7 @@ class Reach:
         if seen is None:
             return
         self._tell_found(reachability.Observed(witness, seen.host, seen.port, seen.local_port))
-        if seen.host not in self._port.own_hosts() and seen.port != seen.local_port:
+        if seen.host not in self._own_hosts and seen.port != seen.local_port:
             again = await self._port.observe_listen_port(witness.peer, OBSERVE_TIMEOUT_S)
             if again is not None:
                 self._tell_found(reachability.Observed(witness, again.host, again.port, again.local_port))

@@ -5,7 +5,7 @@ from trio.testing import MockClock
 
 from p2pmesh.core.reachability import DialBack, NatKind, Reachability
 from p2pmesh.core.relaying import ReachSettings, RelayService
-from p2pmesh.node.reach import GRACE_S, Reach
+from p2pmesh.node.reach import GRACE_S, HOSTS_EVERY_S, LOOK_EVERY_S, Reach
 from p2pmesh.ports.reach import Sight
 from tests.fakes.mesh import Mesh, MeshNode, open_mesh
 
@@ -20,6 +20,7 @@ async def seen_by_two(mesh: Mesh) -> tuple[MeshNode, MeshNode, MeshNode]:
     await node.node.overlay.ensure_admitted(witness.peer, witness.network.addresses())
     reach = node.network.reach
     reach.hosts, reach.port = frozenset({OURS}), 4001
+    await trio.sleep(HOSTS_EVERY_S + LOOK_EVERY_S)
     for other, host in zip((founder, witness), HOSTS, strict=True):
         reach.remote_hosts[other.peer] = host
         reach.dialled[other.peer] = f"/ip4/{host}/tcp/4001"
