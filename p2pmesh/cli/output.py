@@ -310,7 +310,7 @@ def _describe_sharing(event: Event) -> Iterator[str]:
     why = _REST.get(fields["reason"], str(fields["reason"]))
     match fields["state"]:
         case "giving":
-            yield f"this machine shares {format_size(fields['offered_bytes'])} again{then}"
+            yield f"this machine shares {format_size(fields['offered_bytes'])}{then}"
         case "leaving":
             yield f"{why}: nothing new is taken, and what runs here has {fields['leave_s']} s to end or move"
         case _:

@@ -156,8 +156,7 @@ class Stages:
         self._nursery: trio.Nursery | None = None
         self.used: Callable[[str, str, int], None] = lambda peer, model, tokens: None
         """Told of tokens that passed a stage here that is not the first: whose run, of which model, how many."""
-        self.is_leaving = False
-        """Whether stages here are handed over, and none is taken."""
+        self._is_going = False
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
         parts.claims.room_for = self._room_for
@@ -168,6 +167,11 @@ class Stages:
     def decode_bytes_per_s(self) -> int:
         """Weights that an engine here reads in a second of decoding, as measured at a load; 0 before."""
         return self._parts.speeds.headline
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether stages here are handed over, and none is taken: the node stops, or its owner takes it back."""
+        return self._is_going or bool(self._closed)
 
     @property
     def memory_bytes(self) -> int:
@@ -197,7 +201,6 @@ class Stages:
     async def offer(self, memory_bytes: int, closed: str = "") -> None:
         """Offers so much from now on, and says so; ``closed`` is why nothing is taken. Stages that are here stay."""
         self._memory_bytes, self._closed = memory_bytes, closed
-        self.is_leaving = bool(closed)
         self._overlay.board.offer(memory_bytes, self.free_bytes, self.wishes.max_layers or 0)
         await self._shelf.make_room(0)
 
@@ -266,7 +269,7 @@ class Stages:
 
         Their coordinators load them elsewhere first where they can. Its caller sets the deadline.
         """
-        self.is_leaving = True
+        self._is_going = True
         self._overlay.board.change_own(free_bytes=self.free_bytes)
         await self._hand_over(tuple(self._held.values()))
 

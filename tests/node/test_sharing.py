@@ -194,6 +194,7 @@ async def test_a_model_of_ones_own_goes_to_others_and_comes_back(autojump_clock:
         await node.wait_told("pipeline_ready", 2)
         request = mesh.request()
         assert await node.ask(request) == expected(request)
+        assert (await node.wait_told("sharing_changed", 3))["state"] == "resting"
         assert not node.node.stages.is_holding
         owner.local = NIGHT
         await node.wait_told("sharing_changed", 4)
