@@ -39,6 +39,8 @@ from p2pmesh.wire.generation import (
 GUARDRAILS_HEADER = "x-p2pmesh-guardrails"
 _TELLING_CHARACTERS = 256
 """An answer that may be calls after so many is held to its end: the first key of an object comes sooner."""
+_REMEMBERED = 256
+"""Requests whose choices are compacted alike, without another look at the first one's conversation."""
 
 
 class GuardedBackend:
@@ -48,6 +50,8 @@ class GuardedBackend:
         self._backend = backend
         self._metrics = metrics
         self._policy = policy
+        self._gone: dict[bytes, int] = {}
+        """How many parts of a conversation went, by request: each look is a tokenizer's work, and choices are many."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -62,7 +66,9 @@ class GuardedBackend:
 
     @asynccontextmanager
     async def _guarded(self, request: GenerationRequest, asker: Asker) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        guarding = _Guarding(self._backend, self._policy, self._metrics, asker)
+        while len(self._gone) > _REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+        guarding = _Guarding(self._backend, self._policy, self._metrics, asker, self._gone)
         async with aclosing(guarding.events(request)) as events:
             yield events
 
@@ -176,8 +182,11 @@ class _Attempt:
 class _Guarding:
     """One request under guardrails."""
 
-    def __init__(self, backend: Backend, policy: GuardrailPolicy, metrics: Metrics, asker: Asker) -> None:
+    def __init__(
+        self, backend: Backend, policy: GuardrailPolicy, metrics: Metrics, asker: Asker, gone: dict[bytes, int]
+    ) -> None:
         self._backend = backend
+        self._gone = gone
         self._policy = policy
         self._metrics = metrics
         self._asker = asker
@@ -286,11 +295,24 @@ class _Guarding:
         return replace(request, prompt=replace(request.prompt, messages=messages)) if self._is_enforcing else request
 
     async def _left_of(self, request: GenerationRequest, context: int) -> tuple[ChatMessage, ...]:
-        """The fewest of the oldest parts go that have to, found by halving: each look is a tokenizer's work."""
+        """Without as many of the oldest parts as went of another choice, else as have to."""
         messages = request.prompt.messages or ()
         parts = removable_parts(messages)
+        gone = self._gone.get(request.request_id)
+        if gone is None:
+            gone = self._gone[request.request_id] = await self._fewest(request, messages, parts, context)
+        return without_parts(messages, parts[:gone])
+
+    async def _fewest(
+        self,
+        request: GenerationRequest,
+        messages: tuple[ChatMessage, ...],
+        parts: tuple[tuple[int, ...], ...],
+        context: int,
+    ) -> int:
+        """How many have to go, found by halving: each look is a tokenizer's work."""
         if not parts or not is_full(await self._count(request, messages), context, self._policy):
-            return messages
+            return 0
         fewest, most = 1, len(parts)
         while fewest < most:
             middle = (fewest + most) // 2
@@ -298,7 +320,7 @@ class _Guarding:
                 most = middle
             else:
                 fewest = middle + 1
-        return without_parts(messages, parts[:fewest])
+        return fewest
 
     async def _count(self, request: GenerationRequest, messages: tuple[ChatMessage, ...]) -> int:
         prompt = replace(request.prompt, messages=messages)

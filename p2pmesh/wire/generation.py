@@ -154,6 +154,13 @@ class Prompt:
         if given != 1:
             raise RemoteProtocolError(ErrorCode.REQUEST_INVALID, f"a prompt has one form, not {given}")
 
+    @property
+    def size_characters(self) -> int:
+        """Of what there is to tokenise: nothing of ids."""
+        said = sum(len(message.content) for message in self.messages or ())
+        called = sum(len(call.arguments) for message in self.messages or () for call in message.calls)
+        return len(self.text or "") + said + called
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:

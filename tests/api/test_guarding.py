@@ -10,6 +10,7 @@ from trio.testing import MockClock
 
 from p2pmesh.api.backend import ModelListing
 from p2pmesh.api.openai.app import openai_app
+from p2pmesh.api.openai.endpoint import LONG_PROMPT_CHARACTERS
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.core.guardrails.policy import GuardrailMode, GuardrailPolicy
 from p2pmesh.core.tool_calls.formats import HERMES
@@ -303,6 +304,28 @@ async def test_a_conversation_that_fills_the_context_loses_its_oldest_exchanges(
     assert len(messages) == 18
     assert messages[-1].content == "q" * 100
     assert await asked.count("compacted") == 1
+
+
+async def test_choices_of_a_long_conversation_are_compacted_by_the_looks_of_one() -> None:
+    looks: list[int] = []
+
+    class Counting(Scripted):
+        async def tokenize(self, *arguments: Any, **named: Any) -> tuple[int, ...]:
+            await trio.lowlevel.checkpoint()
+            looks.append(len(arguments[1].messages))
+            return await super().tokenize(*arguments, **named)
+
+    system = {"role": "system", "content": "s" * LONG_PROMPT_CHARACTERS}
+    taken: set[int] = set()
+    for n in (1, 16):
+        looks.clear()
+        asked = Asked(Counting(says("ok"), context=LONG_PROMPT_CHARACTERS + 2400))
+        client = await asked.ask(messages=[system, *long_talk()], n=n)
+        assert client.headers[HEADER].startswith("compacted ")
+        assert len({len(request.prompt.messages or ()) for request in asked.backend.requests}) == 1
+        assert len(asked.backend.requests) == n
+        taken.add(len(looks))
+    assert len(taken) == 1
 
 
 async def test_below_the_bound_nothing_goes() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.wire.generation import MAX_SEED, ChatMessage, Prompt, SamplingParameters
+from p2pmesh.wire.generation import MAX_SEED, ChatMessage, Prompt, SamplingParameters, ToolCall
 
 RANGES = {
     "temperature": (0.0, 2.0),
@@ -57,3 +57,9 @@ def test_a_prompt_of_each_form() -> None:
     assert Prompt(text="").tokens is None
     assert Prompt(tokens=(1,)).text is None
     assert Prompt(messages=(ChatMessage("user", "hi"),)).text is None
+
+
+def test_the_size_of_a_prompt_is_what_there_is_to_tokenise() -> None:
+    said = ChatMessage("assistant", "abc", (ToolCall("id", "look", '{"a":1}'),))
+    assert Prompt(messages=(ChatMessage("user", "hi"), said)).size_characters == 12
+    assert (Prompt(text="four").size_characters, Prompt(tokens=(1, 2)).size_characters) == (4, 0)

@@ -56,8 +56,9 @@ from p2pmesh.wire.generation import (
 
 CONCURRENT_CHOICES = 8
 """Choices of one request that are generated at a time: one client must not take all lanes of a model."""
-
-
+LONG_PROMPT_CHARACTERS = 65_536
+"""Of a prompt as long as that one choice is admitted before the others are asked for: each has it tokenised anew, and a
+prompt that is refused, which may take seconds to find out, need be refused only once."""
 LATE_S = 10.0
 """A stream that nobody has admitted by then is opened, and kept alive: a placement may be on its way."""
 
@@ -131,24 +132,37 @@ class GenerationEndpoint:
             await self._generate_one(call, 0, answer)
             return
         turns = trio.Semaphore(CONCURRENT_CHOICES)
+        admitted = trio.Event()
         async with trio.open_nursery() as nursery:
             for index in range(len(call.requests)):
-                nursery.start_soon(self._generate_in_turn, turns, call, index, answer)
+                nursery.start_soon(self._generate_in_turn, turns, call, index, answer, admitted)
+                if index == 0 and _has_long_prompt(call):
+                    await admitted.wait()
 
-    async def _generate_in_turn(self, turns: trio.Semaphore, call: Call, index: int, answer: Answer) -> None:
+    async def _generate_in_turn(
+        self, turns: trio.Semaphore, call: Call, index: int, answer: Answer, admitted: trio.Event
+    ) -> None:
         async with turns:
-            await self._generate_one(call, index, answer)
+            await self._generate_one(call, index, answer, admitted)
 
-    async def _generate_one(self, call: Call, index: int, answer: Answer) -> None:
+    async def _generate_one(self, call: Call, index: int, answer: Answer, admitted: trio.Event | None = None) -> None:
         """The lane is free before the client is told of the end, which it may be slow to take."""
         async with self._backend.generate(call.requests[index], call.asker) as events:
-            finished = await _relay(events, answer, index)
+            finished = await _relay(events, answer, index, admitted)
         await answer.close(index, finished)
 
 
-async def _relay(events: AsyncIterator[GenerationEvent], answer: Answer, index: int) -> GenerationFinished:
+def _has_long_prompt(call: Call) -> bool:
+    return any(request.prompt.size_characters > LONG_PROMPT_CHARACTERS for request in call.requests[:: call.candidates])
+
+
+async def _relay(
+    events: AsyncIterator[GenerationEvent], answer: Answer, index: int, admitted: trio.Event | None
+) -> GenerationFinished:
     async for event in events:
         if isinstance(event, GenerationStarted):
+            if admitted is not None:
+                admitted.set()
             await answer.begin(index, event)
         elif isinstance(event, GenerationDelta):
             await answer.add(index, event)

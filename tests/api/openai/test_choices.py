@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from p2pmesh.api.openai.app import openai_app
-from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES
+from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, LONG_PROMPT_CHARACTERS
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
 from p2pmesh.wire.generation import (
     FinishReason,
@@ -118,6 +118,30 @@ async def test_few_choices_are_generated_at_a_time() -> None:
     answer = (await ask(backend, CHAT, n=20)).json()
     assert len(answer["choices"]) == 20
     assert 1 < most <= CONCURRENT_CHOICES
+
+
+async def test_a_long_prompt_that_is_refused_is_refused_once() -> None:
+    refused = Refused(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long")
+    backend = FakeBackend(script=(trio.lowlevel.checkpoint, refused))
+    client = await ask(backend, CHAT, n=8, messages=[{"role": "user", "content": "x" * LONG_PROMPT_CHARACTERS + "y"}])
+    assert (client.status, client.json()["error"]["code"], len(backend.requests)) == (400, "context_length_exceeded", 1)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_choices_of_a_long_prompt_that_is_admitted_run_beside_each_other(is_streamed: bool) -> None:
+    all_run = trio.Event()
+    backend = FakeBackend()
+
+    async def meet() -> None:
+        if len(backend.requests) == 4:
+            all_run.set()
+        await all_run.wait()
+
+    backend.script = (started(), meet, *say("a")[1:])
+    text = "x" * LONG_PROMPT_CHARACTERS + "y"
+    with trio.fail_after(5):
+        client = await ask(backend, COMPLETIONS, n=4, prompt=text, stream=is_streamed)
+    assert (client.status, len(backend.requests)) == (200, 4)
 
 
 async def test_the_best_are_those_of_the_highest_log_probability_per_token() -> None:
