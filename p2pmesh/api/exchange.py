@@ -22,6 +22,8 @@ PING_AFTER_SILENCE_S = 5.0
 MAX_DISCARDED_BODY_BYTES = 4 * MAX_HTTP_BODY_BYTES
 
 _REQUEST_ID = "p2pmesh.request_id"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+"""Made once: ``json.dumps`` makes an encoder for each event."""
 _log = logging.getLogger("p2pmesh.api")
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -151,7 +153,7 @@ def _too_large() -> Refused:
 
 def encode_json(value: Any) -> str:
     """Compact JSON text; NaN and infinity are a bug here, not an extension."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _encode(value)
 
 
 async def send_json(send: Send, status: int, value: Any, headers: Headers = ()) -> None:
