@@ -27,8 +27,8 @@ def translate_pattern(pattern: str) -> str:
     """The expression of a JSON string, without its quotes, that the pattern finds itself in."""
     reader = _Reader(pattern)
     ways = reader.read_ways()
-    if reader.rest():
-        raise PatternUnsupported(f"{reader.rest()[0]!r}")
+    if reader.peek():
+        raise PatternUnsupported(f"{reader.peek()!r}")
     return either(ways)
 
 
@@ -38,8 +38,9 @@ class _Reader:
         self._at = 0
         self._depth = 0
 
-    def rest(self) -> str:
-        return self._pattern[self._at :]
+    def peek(self, ahead: int = 0) -> str:
+        """The next character, or one behind it; "" at the end."""
+        return self._pattern[self._at + ahead : self._at + ahead + 1]
 
     def read_ways(self) -> list[str]:
         ways = [self._series()]
@@ -57,12 +58,12 @@ class _Reader:
         elif is_outer:
             parts.append("char*")
         is_anchored = False
-        while self.rest() and self.rest()[0] not in "|)":
+        while self.peek() not in ("", "|", ")"):
             if self._take("$"):
                 is_anchored = True
                 break
             parts.append(self._quantified())
-        if is_anchored and (not is_outer or (self.rest() and self.rest()[0] != "|")):
+        if is_anchored and (not is_outer or self.peek() not in ("", "|")):
             raise PatternUnsupported("'$' before the end")
         if is_outer and not is_anchored:
             parts.append("char*")
@@ -70,7 +71,7 @@ class _Reader:
 
     def _quantified(self) -> str:
         part = self._atom()
-        sign = self.rest()[:1]
+        sign = self.peek()
         if sign and sign in "*+?":
             self._at += 1
         elif sign == "{":
@@ -84,12 +85,12 @@ class _Reader:
             return part
         if self._take("?"):  # lazy: the same strings
             pass
-        if self.rest()[:1] in ("*", "+", "{"):
+        if self.peek() in ("*", "+", "{"):
             raise PatternUnsupported("a quantifier of a quantifier")
         return f"({part}){sign}"
 
     def _atom(self) -> str:
-        sign = self.rest()[0]
+        sign = self.peek()
         if sign == "(":
             return self._group()
         if sign == "[":
@@ -110,7 +111,7 @@ class _Reader:
         if self._depth > _MAX_DEPTH:
             raise PatternUnsupported(f"groups nested more than {_MAX_DEPTH} deep")
         if self._take("?") and not self._take(":"):
-            raise PatternUnsupported(f"'(?{self.rest()[:1]}'")
+            raise PatternUnsupported(f"'(?{self.peek()}'")
         ways = self.read_ways()
         if not self._take(")"):
             raise PatternUnsupported("a group without its end")
@@ -125,7 +126,7 @@ class _Reader:
         while not self._take("]"):
             first, is_set = self._class_item()
             holds_short = holds_short or is_set
-            if not is_set and self.rest()[:1] == "-" and self.rest()[1:2] not in ("]", ""):
+            if not is_set and self.peek() == "-" and self.peek(1) not in ("]", ""):
                 self._at += 1
                 last, is_set = self._class_item()
                 if is_set or last[0][0] < first[0][0]:
@@ -141,7 +142,7 @@ class _Reader:
 
     def _class_item(self) -> tuple[Ranges, bool]:
         """Characters, and whether they are a set with a name."""
-        sign = self.rest()[:1]
+        sign = self.peek()
         if not sign:
             raise PatternUnsupported("a class without its end")
         self._at += 1
@@ -153,12 +154,12 @@ class _Reader:
 
     def _escape(self, *, is_in_class: bool = False) -> tuple[Ranges, bool]:
         """What stands after a backslash, and whether its opposite is meant."""
-        sign = self.rest()[:1]
+        sign = self.peek()
         self._at += 1
         if sign.lower() in _SHORT and sign:
             return merge_ranges(_SHORT[sign.lower()]), sign.isupper()
         if sign in ("x", "u"):
-            digits = self.rest()[: 2 if sign == "x" else 4]
+            digits = self._pattern[self._at : self._at + (2 if sign == "x" else 4)]
             self._at += len(digits)
             try:
                 code = int(digits, 16)

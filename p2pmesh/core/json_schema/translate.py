@@ -40,6 +40,7 @@ _MAX_PROPERTIES = 256
 _MAX_REFERENCES = 64
 _MAX_DIVISOR = 64
 _STEPS_PER_PART = 10
+_STEPS_PER_PATTERN_CHARACTER = 4
 """A part takes about as long as ten comparisons of values."""
 
 
@@ -112,7 +113,7 @@ class _Translator:
     def _spend(self, steps: int, path: str) -> None:
         if not self._book.spend(steps):
             raise SchemaUnsupported(
-                path, "a schema that takes this much work (references followed, ways of oneOf compared)"
+                path, "a schema that takes this much work (references followed, ways of oneOf compared, patterns read)"
             )
 
     # --- combinations -------------------------------------------------------------
@@ -318,8 +319,8 @@ class _Translator:
         quote = literal('"')
         return self._book.add(path, f"{quote} {inner} {quote}")
 
-    @staticmethod
-    def _pattern(pattern: str, path: str) -> str:
+    def _pattern(self, pattern: str, path: str) -> str:
+        self._spend(_STEPS_PER_PATTERN_CHARACTER * len(pattern), f"{path}/pattern")
         try:
             return translate_pattern(pattern)
         except PatternUnsupported as refusal:

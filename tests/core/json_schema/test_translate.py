@@ -131,6 +131,18 @@ def test_a_pattern_that_is_not_understood_is_refused(pattern):
     assert refusal.path == "/properties/x/pattern"
 
 
+@pytest.mark.parametrize("patterns", [["[" + "a" * 60_000 + "]"], ["[" + "a" * 6_000 + "]"] * 10])
+def test_patterns_of_a_schema_are_read_to_a_bound(patterns):
+    schema = {"type": "array", "prefixItems": [{"type": "string", "pattern": one} for one in patterns], "minItems": 1}
+    refusal = translate_schema(schema)
+    assert isinstance(refusal, Unsupported)
+    assert "patterns read" in refusal.problem
+
+
+def test_a_long_pattern_is_read():
+    assert isinstance(translate_schema({"type": "string", "pattern": "^[" + "ab" * 8_000 + "]$"}), str)
+
+
 REFUSED = {
     "not": ({"not": {"type": "string"}}, "/not"),
     "if": ({"if": {}, "then": {}}, "/if"),
