@@ -106,6 +106,8 @@ class UsageBook:
             self._count()
             totals = self._ledger.totals()
             lately, self._told = totals.less(self._told), totals
+            if not (lately.tokens or lately.requests or self._parts.stages.is_holding):
+                continue  # a node that is only there has nothing to tell
             fields = {
                 "window_s": int(TELL_EVERY_S),
                 "uptime_s": (self._parts.clock.now() - self._started_us) // MICROS_PER_SECOND,

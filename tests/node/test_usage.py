@@ -72,3 +72,10 @@ async def test_counters_go_on_after_a_restart(autojump_clock: MockClock) -> None
         assert (used["since_unix_s"], used["tokens"], used["up_s"], used["uptime_s"]) == (5, 1000, 130, 30)
     assert store.kept is not None
     assert store.kept.up_s >= 130
+
+
+async def test_a_node_that_is_only_there_tells_nothing(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found("node")
+        await trio.sleep(3 * TELL_EVERY_S)
+        assert node.told("usage") == []
