@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
@@ -78,8 +78,11 @@ _ADDRESS = re.compile(
     r"/(?P<family>ip4|ip6)/(?P<host>[0-9a-fA-F.:]{2,45})/tcp/(?P<port>[1-9][0-9]{0,4})"
     r"(?:/p2p/(?P<peer>[^/]+)(?:/p2p-circuit/p2p/(?P<target>[^/]+))?)?\Z"
 )
-_TRANSLATED = IPv6Network("64:ff9b::/96")
-"""NAT64 (RFC 6052): whatever IPv4 address stands in the last 32 bits, private ones too."""
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+"""All of IPv6 that IANA gives out as global unicast. Beside it lie forms that carry IPv4 addresses, private ones too
+(NAT64, IPv4-compatible), and what once was site-local; ``ipaddress`` calls several of them global."""
+_SPECIAL = (IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"), IPv6Network("3fff::/20"))
+"""Within what is global, and not: RFC 6890, RFC 7526, RFC 9637; which of them ``ipaddress`` knows changed lately."""
 
 
 class RejectionReason(StrEnum):
@@ -357,10 +360,10 @@ def is_public_address(address: str) -> bool:
     Names are not: what they lead to is known only when they are dialled, and may be the router at home.
     """
     host = _host_of(address)
-    if host is None or not host.is_global or host.is_multicast:
+    if host is None or not host.is_global or host.is_multicast or any(host in one for one in _SPECIAL):
         return False
     if isinstance(host, IPv6Address):
-        return host.ipv4_mapped is None and host.sixtofour is None and host.teredo is None and host not in _TRANSLATED
+        return host in _GLOBAL_IPV6 and host.sixtofour is None and host.teredo is None
     return True
 
 

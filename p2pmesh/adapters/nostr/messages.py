@@ -131,7 +131,7 @@ def _decoded(plain: list[Any]) -> RelayMessage | None:
         case ["CLOSED", str(subscription), *rest]:
             detail = _line(rest)
             return ClosedMessage(subscription, outcome_of(False, detail), detail)
-        case ["AUTH", str(challenge), *_] if len(challenge) <= _MAX_CHALLENGE_BYTES:
+        case ["AUTH", str(challenge), *_] if _can_be_signed(challenge):
             return AuthMessage(challenge)
         case ["NOTICE", *rest]:
             return _notice(_line(rest))
@@ -143,6 +143,14 @@ def _notice(text: str) -> RelayMessage:
     outcome = outcome_of(False, text)
     is_refusal = outcome is not PublishOutcome.FAILED or text.lower().startswith("error")
     return ClosedMessage("", outcome, text) if is_refusal else NoticeMessage(text)
+
+
+def _can_be_signed(challenge: str) -> bool:
+    """Whether a challenge has a UTF-8 form of bounded length: JSON can spell a lone surrogate."""
+    try:
+        return len(challenge.encode()) <= _MAX_CHALLENGE_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _created_of(event: Any) -> int | None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import h11
 import trio
 import trio_websocket
+from wsproto.utilities import ProtocolError
 
 from p2pmesh.adapters.nostr.messages import (
     AuthMessage,
@@ -48,6 +50,8 @@ _MAX_MESSAGE_BYTES = MIB
 _MAX_MESSAGES = 2 * MAX_LISTING_EVENTS
 _MAX_UNEXPECTED_MESSAGES = 64
 _SUBSCRIPTION = "listings"
+_NO_WEBSOCKET = (ProtocolError, h11.ProtocolError, UnicodeError)
+"""What trio-websocket's own tasks end with where whoever answers speaks something else, as a login page of a hotel."""
 
 Answer = Callable[[str], tuple[str, str]]
 """From a challenge the id and text of the event that answers it."""
@@ -165,6 +169,8 @@ async def visit(url: str, trust: ssl.SSLContext, answer: Answer, act: Callable[[
         problem = _first_line(group)
     except* (*NETWORK_ERRORS, trio_websocket.ConnectionClosed, trio_websocket.HandshakeError) as group:
         problem = _first_line(group)
+    except* _NO_WEBSOCKET:
+        problem = "whoever answers there speaks no WebSocket"
     finally:
         await trio.aclose_forcefully(stream)
     if not results:

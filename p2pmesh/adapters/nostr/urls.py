@@ -55,6 +55,7 @@ def _problem_of_parts(parts: SplitResult, port: int | None) -> str:
         return "does not begin with wss:// (or ws:// for a relay of one's own)"
     if not parts.hostname or port == 0:
         return "names no host and port"
+    parts.hostname.encode("idna")  # as the resolver does, which raises on an empty or overlong label
     if parts.username is not None or parts.password is not None:
         return "holds a user or password, which relays do not take"
     if parts.query or parts.fragment:

@@ -1,6 +1,7 @@
 """Real relays for tests: nostr-sdk's own in this process, and one that says what a test tells it to."""
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -76,6 +77,22 @@ async def scripted_relay(
 
         server = await nursery.start(lambda task_status: listen(task_status))
         yield f"ws{'s' if secured else ''}://127.0.0.1:{server.port}"
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def answering_server(answer: bytes) -> AsyncIterator[str]:
+    """The URL of something that gives one answer to whatever is said first, and waits."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.receive_some()
+            await stream.send_all(answer)
+            await stream.receive_some()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, serve, 0)
+        yield f"ws://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
 
 

@@ -17,7 +17,15 @@ from p2pmesh.base.limits import MAX_LISTING_EVENTS
 from p2pmesh.ports.relays import ListingQuery, PublishOutcome, PublishReport, RelayPhase
 from p2pmesh.wire import invite
 from p2pmesh.wire.listing import ListingContent, RejectionReason, encode_content, listing_tags
-from tests.adapters.nostr.real_relays import Say, Script, local_relay, scripted_relay, silent_server, stored_at
+from tests.adapters.nostr.real_relays import (
+    Say,
+    Script,
+    answering_server,
+    local_relay,
+    scripted_relay,
+    silent_server,
+    stored_at,
+)
 from tests.fakes.clock import FakeClock, FakeEntropy
 from tests.wire.keys import FOUNDER, JOINER, verify
 from tests.wire.listing_vectors import ADDRESS, event_of
@@ -378,3 +386,22 @@ async def test_cancelling_leaves_nothing_behind() -> None:
         with trio.move_on_after(0.2) as scope:
             await relays_at(silent).fetch(QUERY, TIMEOUT_S)
         assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\x00\xff\xfe", b"HTTP/1.1 101 Yes\r\n\r\n", b"HTTP/1.1 101 Yes\r\nX: " + b"x" * 100_000,
+        b"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: no\r\n\r\n",
+        b"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\xdf: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nlogin", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxyz",
+    ],
+)  # fmt: skip
+async def test_whoever_speaks_no_websocket_is_a_relay_that_cannot_be_reached(answer: bytes) -> None:
+    async with answering_server(answer) as url, local_relay() as good:
+        clock = Wall()
+        relays = relays_at(url, good, clock=clock)
+        report = await relays.publish(content_at(clock.seconds), 2.0)
+        assert outcomes(report) == [PublishOutcome.UNREACHABLE, PublishOutcome.ACCEPTED]
+        reader = relays_at(url, good, clock=clock)
+        assert len((await reader.fetch(QUERY, 3.0)).listings) == 1

@@ -25,7 +25,7 @@ def test_a_relay_is_taken_in_one_form(written: str, url: str) -> None:
     [
         "", "relay.example.org", "https://relay.example.org", "wss://", "wss:///path", "wss://host:0", "wss://host:99999",
         "wss://host:port", "wss://user:secret@host", "wss://host/?a=b", "wss://host/#a", "wss://ho st", "wss://hö.st",
-        "wss://host\n", "wss://" + "h" * 300, "wss://[::1",
+        "wss://host\n", "wss://" + "h" * 300, "wss://[::1", "wss://host..example", "wss://" + "h" * 64 + ".example",
     ],
 )  # fmt: skip
 def test_what_is_no_relay_is_told_in_one_line(written: str) -> None:
