@@ -24,6 +24,7 @@ from p2pmesh.core.credentials import judge_owner, judge_requirements, judge_vers
 from p2pmesh.core.ownership import open_claim
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.wire.invite import Invite, check_invite_time, decode_invite
+from p2pmesh.wire.listing import Listing
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 
 
@@ -36,6 +37,8 @@ class Standing:
     founding: Founding | None = None
     is_public: bool = False
     """Whether that mesh is a public pool."""
+    ways_in: tuple[str, ...] = ()
+    """Of an invite from a listing the addresses that a stranger may make us dial; empty means all."""
 
 
 def choose_standing(options: UpOptions, identity: NodeIdentity, claim: bytes, now: UnixMillis) -> Standing:
@@ -47,14 +50,15 @@ def choose_standing(options: UpOptions, identity: NodeIdentity, claim: bytes, no
     return standing
 
 
-def standing_in_pool(home: Path, invite_text: str, identity: NodeIdentity) -> Standing | None:
+def standing_in_pool(home: Path, listing: Listing, identity: NodeIdentity) -> Standing | None:
     """What a node starts with that found a pool by its listing, the pool that it founded itself included.
 
     None where it has a founder's part in that pool, and the home has no record of it.
     """
-    invite = read_invite(invite_text)
+    invite = listing.invite
     if invite.requirements.founder_key != identity.public_key:
-        return Standing(invite_text, load_membership(home, invite.mesh_id), is_public=True)
+        text, kept = listing.content.invite_token, load_membership(home, invite.mesh_id)
+        return Standing(text, kept, is_public=True, ways_in=listing.addresses)
     if load_requirements(home, is_public=True) != invite.requirements:
         return None
     return Standing(founding=Founding(invite.requirements, load_ledger(home, is_public=True)), is_public=True)

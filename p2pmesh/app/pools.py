@@ -91,7 +91,7 @@ class Pools:
         """The best pool that was found and not tried, else the home's own mesh."""
         while self._candidates:
             found = self._candidates.pop(0)
-            standing = standing_in_pool(self._options.home, found.listing.content.invite_token, self._identity)
+            standing = standing_in_pool(self._options.home, found.listing, self._identity)
             if standing is not None:
                 return standing, found
         return own, None

@@ -326,6 +326,7 @@ class _Command:
             ownership=self._ownership.claim,
             membership=standing.membership,
             founding=standing.founding,
+            ways_in=standing.ways_in,
             engine=_engine_kind(self._devices),
             wishes=self._options.wishes,
             sharing=self._options.sharing,

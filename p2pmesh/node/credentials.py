@@ -63,6 +63,8 @@ class CredentialSettings:
     invite_text: str | None = None
     membership: Membership | None = None
     founding: Founding | None = None
+    ways_in: tuple[str, ...] = ()
+    """Whom to dial instead of all whom the invite names: of one from a stranger, what a stranger may make us dial."""
 
 
 class Credentials:
@@ -74,6 +76,7 @@ class Credentials:
         self._trust = trust
         self._invite_text = (settings.invite_text or "").strip()
         self._invite = decode_invite(self._invite_text, ports.verifier.is_signature_of) if self._invite_text else None
+        self._ways_in = settings.ways_in
         self._membership = settings.membership
         self.desk: FounderDesk | None = None
         """Only at the founder."""
@@ -151,7 +154,7 @@ class Credentials:
     def bootstrap(self) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
         """Whom to dial to come (back) in, each with addresses; those of the invite first."""
         found: dict[PeerId, dict[str, None]] = {}
-        for peer, addresses in self._invite.peers(self.founder) if self._invite else ():
+        for peer, addresses in self._invited_by():
             found.setdefault(peer, {}).update(dict.fromkeys(addresses))
         for address in self._membership.addresses if self._membership else ():
             if names_peer(address):
@@ -159,6 +162,12 @@ class Credentials:
                 found.setdefault(peer, {}).setdefault(address)
         found.pop(self._ports.identity.peer_id, None)
         return tuple((peer, tuple(addresses)) for peer, addresses in found.items())
+
+    def _invited_by(self) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
+        if self._invite is None:
+            return ()
+        named = replace(self._invite, addresses=self._ways_in, relay_addresses=()) if self._ways_in else self._invite
+        return named.peers(self.founder)
 
     def is_vouched_for(self, peer: PeerId) -> bool:
         """Whether our invite, or what was kept of members who proved it, names a peer: it may see an invite."""

@@ -87,6 +87,7 @@ class OverlaySettings:
     ownership: bytes = b""
     membership: Membership | None = None
     founding: Founding | None = None
+    ways_in: tuple[str, ...] = ()
     engine: str = ""
     """What runs stages here, for the announcement."""
     artifact_transfer: ArtifactTransfer = ArtifactTransfer.OPEN
@@ -111,7 +112,7 @@ class Overlay:
         self._ports = ports
         self._report = report
         self.trust = PeerTrust(ports.verifier.is_signature_of, ports.clock, settings.trust)
-        given = CredentialSettings(settings.invite_text, settings.membership, settings.founding)
+        given = CredentialSettings(settings.invite_text, settings.membership, settings.founding, settings.ways_in)
         self.credentials = Credentials(ports, given, self.trust, report)
         self.mesh_id = self.credentials.mesh_id
         self.board = AnnouncementBoard(ports, _first_announcement(ports, settings, self.credentials))

@@ -176,10 +176,14 @@ class Listing:
         """Whether its time is over, 30 s of clock skew forgiven."""
         return now > self.expires_unix_s * 1000 + CLOCK_SKEW_MS
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What can be dialled, in order: addresses of the listing, then those of the invite, relayed ones last."""
+        return (*self.content.addresses, *self.invite.addresses, *self.invite.relay_addresses)
+
     def peers(self, founder: PeerId) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
-        """Who can be dialled, in order, each with its addresses: those of the listing, then those of the invite."""
-        first = replace(self.invite, addresses=(*self.content.addresses, *self.invite.addresses))
-        return first.peers(founder)
+        """Who can be dialled, in order, each with its ``addresses``."""
+        return replace(self.invite, addresses=self.addresses, relay_addresses=()).peers(founder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,19 @@ from p2pmesh.base.ids import OwnerId
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.standing import Founding, Membership
 from p2pmesh.wire.invite import LIFE_MS, Invite, encode_invite
+from p2pmesh.wire.listing import (
+    KIND,
+    Listing,
+    ListingContent,
+    ListingEvent,
+    ReadingRules,
+    decode_listing,
+    encode_content,
+    listing_tags,
+)
 from p2pmesh.wire.ownership import VERSION, OwnershipClaim, encode_claim
-from p2pmesh.wire.requirements import MeshRequirements
-from tests.fakes.identity import fake_identity
+from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
+from tests.fakes.identity import FakeVerifier, fake_identity
 
 NOW = UnixMillis(1_780_000_000_000)
 FOUNDER, JOINER, OWNER = (fake_identity(name) for name in ("founder", "joiner", "owner"))
@@ -27,6 +37,20 @@ LINE = encode_invite(INVITE, FOUNDER.public_key, FOUNDER.sign)
 CLAIM = encode_claim(
     OwnershipClaim(VERSION, bytes(16), FOUNDER.peer_id, "", NOW, NOW + 1000), OWNER.public_key, OWNER.sign
 )
+
+
+PUBLIC, ROUTER = "/ip4/93.184.215.14/tcp/4001", "/ip4/192.168.1.1/tcp/80"
+
+
+def listing_of(invite: Invite, **changes: Any) -> Listing:
+    """As a reader takes it."""
+    line = encode_invite(invite, FOUNDER.public_key, FOUNDER.sign)
+    content = ListingContent(line, (), 0, 1, mesh_id_of(invite.requirements), 1, **changes)
+    tags, created_s = listing_tags(NOW // 1000 + 120), NOW // 1000
+    event = ListingEvent("a" * 64, "b" * 64, created_s, KIND, tags, encode_content(content))
+    listing = decode_listing(event, ReadingRules(NOW, FakeVerifier().is_signature_of))
+    assert isinstance(listing, Listing)
+    return listing
 
 
 def options(home: Path, **given: Any) -> UpOptions:
@@ -160,15 +184,25 @@ def test_a_private_mesh_that_is_joined_cannot_be_published(tmp_path: Path) -> No
 
 def test_a_pool_that_was_found_is_joined_and_ones_own_is_founded_again(tmp_path: Path) -> None:
     terms = replace(TERMS, is_public=True)
-    line = encode_invite(replace(INVITE, requirements=terms), FOUNDER.public_key, FOUNDER.sign)
-    joined = standing_in_pool(tmp_path, line, JOINER)
+    listing = listing_of(replace(INVITE, requirements=terms, addresses=(PUBLIC,)))
+    joined = standing_in_pool(tmp_path, listing, JOINER)
     assert joined is not None
-    assert (joined.invite_text, joined.is_public) == (line, True)
-    assert standing_in_pool(tmp_path, line, FOUNDER) is None
+    assert (joined.invite_text, joined.is_public) == (listing.content.invite_token, True)
+    assert standing_in_pool(tmp_path, listing, FOUNDER) is None
     choose_standing(options(tmp_path, pool=PUBLISHING), FOUNDER, b"", NOW)
-    own = standing_in_pool(tmp_path, line, FOUNDER)
+    own = standing_in_pool(tmp_path, listing, FOUNDER)
     assert own is not None
     assert own.founding == Founding(terms)
+
+
+def test_a_pool_that_was_found_is_joined_at_no_address_that_its_invite_hides(tmp_path: Path) -> None:
+    invite = replace(INVITE, requirements=replace(TERMS, is_public=True), addresses=(ROUTER, "/dns4/router.lan/tcp/80"))
+    beside = f"{PUBLIC}/p2p/{FOUNDER.peer_id}"
+    joined = standing_in_pool(
+        tmp_path, listing_of(invite, addresses=(beside, ROUTER + f"/p2p/{FOUNDER.peer_id}")), JOINER
+    )
+    assert joined is not None
+    assert joined.ways_in == (beside,)
 
 
 def test_the_last_pool_is_the_mesh_that_was_joined_last_if_it_is_one(tmp_path: Path) -> None:

@@ -727,3 +727,12 @@ async def test_revoking_the_invite_of_listings_ends_those_of_members_too(autojum
         await trio.sleep(2)
         assert member.node.overlay.credentials.revocation.sequence == 1
         assert (await refused_joining(late)).code is ErrorCode.INVITE_REVOKED
+
+
+# --- an invite of a stranger -----------------------------------------------------
+async def test_who_comes_by_a_listing_dials_nothing_else_that_its_invite_names(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder = await mesh.found()
+        ways_in = (f"/ip4/127.0.0.2/tcp/4001/p2p/{founder.peer}",)
+        joiner = await mesh.start("joiner", await create(founder), settings={"ways_in": ways_in})
+        assert joiner.node.overlay.credentials.bootstrap() == ((founder.peer, ways_in),)

@@ -50,7 +50,8 @@ def test_messages_are_read(text: str, message: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "null", "{}", "[]", "[1]", '["OK"]', '["OK","id","true",""]', '["OK",1,true,""]', '["EVENT","s"]', '["EOSE"]',
-     '["AUTH"]', '["AUTH",1]', f'["AUTH","{"x" * 1025}"]', '["AUTH","\\ud800"]', '["COUNT","s",{}]', "[" * 40_000, '["EVENT",'],
+     '["AUTH"]', '["AUTH",1]',
+     f'["AUTH","{"x" * 1025}"]', '["AUTH","\\ud800"]', '["COUNT","s",{}]', "[" * 40_000, '["EVENT",'],
 )  # fmt: skip
 def test_what_is_no_message_is_nothing(text: str) -> None:
     assert decode_message(text) is None

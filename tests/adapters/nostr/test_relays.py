@@ -394,7 +394,8 @@ async def test_cancelling_leaves_nothing_behind() -> None:
         b"\x00\xff\xfe", b"HTTP/1.1 101 Yes\r\n\r\n", b"HTTP/1.1 101 Yes\r\nX: " + b"x" * 100_000,
         b"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: no\r\n\r\n",
         b"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\xdf: x\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nlogin", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxyz",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nlogin",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nxyz",
     ],
 )  # fmt: skip
 async def test_whoever_speaks_no_websocket_is_a_relay_that_cannot_be_reached(answer: bytes) -> None:
