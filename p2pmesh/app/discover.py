@@ -66,7 +66,7 @@ async def _discover(options: DiscoverOptions) -> dict[str, Any]:
     settings = RelaySettings(urls, PublisherKey.fresh(), verifier.is_signature_of)
     relays = NostrRelays(settings, clock, SystemEntropy())
     found = await relays.fetch(ListingQuery(takes_private=takes_private), FETCH_S)
-    if not found.answered:
+    if not found.answered and not found.listings:
         raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, _silence(relays))
     pools = _pools_of(found.listings)
     shown = [group for group in pools if options.fits(group[0])]

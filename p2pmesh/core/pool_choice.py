@@ -9,6 +9,7 @@ A pool whose peers cannot be reached loses to every one that can.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -112,9 +113,12 @@ class Checked:
 
 
 def rank_checked(found: Iterable[Checked], wanted: Wanted) -> tuple[Checked, ...]:
-    """Reached pools that may be joined, the best first: by score, then the nearest."""
+    """Reached pools that may be joined, each once, the best first: by score, then the nearest."""
     fit = (one for one in found if wanted.takes(one.claims))
-    return tuple(sorted(fit, key=lambda one: (-bounded_score(one.claims, wanted.last_mesh), one.rtt_us, one.key)))
+    best: dict[MeshId, Checked] = {}
+    for one in sorted(fit, key=lambda one: (-bounded_score(one.claims, wanted.last_mesh), one.rtt_us, one.key)):
+        best.setdefault(one.claims.mesh_id, one)
+    return tuple(best.values())
 
 
 def is_worth_moving(own: PoolClaims, other: PoolClaims) -> bool:
@@ -142,11 +146,14 @@ class RacePolicy:
     total_us: int = 7 * MICROS_PER_SECOND
     grace_us: int = 700_000
     per_host: int = 2
+    per_mesh: int = 4
+    """Of one mesh so many are asked at a time: anybody may copy a listing, and all copies lead to one peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What relays list; more may come. A pool is asked once, by the listing that ranks first."""
+    """What relays list; more may come. Of listings of one mesh, copies among them, few are asked at a time, and none
+    once one has answered."""
 
     candidates: tuple[Candidate, ...]
     is_all: bool = True
@@ -199,7 +206,8 @@ class PoolRace:
     policy: RacePolicy = field(default_factory=RacePolicy)
     _waiting: list[Candidate] = field(default_factory=list, init=False)
     _known: set[str] = field(default_factory=set, init=False)
-    _running: dict[str, Micros] = field(default_factory=dict, init=False)
+    _running: dict[str, tuple[MeshId, Micros]] = field(default_factory=dict, init=False)
+    """Which mesh a probe asks for, and until when."""
     _found: dict[str, Checked] = field(default_factory=dict, init=False)
     _first_at: Micros | None = field(default=None, init=False)
     _is_all_listed: bool = field(default=False, init=False)
@@ -219,7 +227,7 @@ class PoolRace:
             case Unreached(key):
                 self._running.pop(key, None)
             case DeadlinePassed():
-                late = [key for key, until in self._running.items() if until <= now]
+                late = [key for key, (_, until) in self._running.items() if until <= now]
                 for key in late:
                     del self._running[key]
         if self._is_done(now):
@@ -231,8 +239,7 @@ class PoolRace:
         """When a probe or the race is over."""
         if self._is_over:
             return None
-        ends = [self._ends_at(), *self._running.values()]
-        return min(ends)
+        return min([self._ends_at(), *(until for _, until in self._running.values())])
 
     def _ends_at(self) -> Micros:
         at_last = self.now + self.policy.total_us
@@ -246,6 +253,8 @@ class PoolRace:
         if self.wanted.takes(checked.claims):
             self._found[checked.key] = checked
             self._first_at = now if self._first_at is None else self._first_at
+            mesh_id = checked.claims.mesh_id
+            self._waiting = [one for one in self._waiting if one.claims.mesh_id != mesh_id]
 
     def _take(self, candidates: tuple[Candidate, ...]) -> None:
         for one in sorted(candidates, key=self._order):
@@ -265,10 +274,17 @@ class PoolRace:
 
     def _start_probes(self, now: Micros) -> tuple[Effect, ...]:
         effects = []
-        while self._waiting and len(self._running) < self.policy.parallel:
-            candidate = self._waiting.pop(0)
-            self._running[candidate.key] = Micros(now + self.policy.probe_us)
+        asked = Counter(mesh_id for mesh_id, _ in self._running.values())
+        left: list[Candidate] = []
+        for candidate in self._waiting:
+            mesh_id = candidate.claims.mesh_id
+            if len(self._running) >= self.policy.parallel or asked[mesh_id] >= self.policy.per_mesh:
+                left.append(candidate)
+                continue
+            asked[mesh_id] += 1
+            self._running[candidate.key] = (mesh_id, Micros(now + self.policy.probe_us))
             effects.append(Probe(candidate.key))
+        self._waiting = left
         return tuple(effects)
 
 

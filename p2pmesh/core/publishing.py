@@ -223,7 +223,7 @@ class PublishingMachine:
 
     @property
     def learned_cap(self) -> int:
-        """The client cap of the listing that was seen last; 0: none."""
+        """The client cap of the listing that was seen last of a member before us; 0: none."""
         return self._learned_cap
 
     @property
@@ -309,7 +309,7 @@ class PublishingMachine:
         unknown = [one for one in others if one not in known and self._is_worth_dialling(one.lister.peer, now)]
         effects: list[Effect] = [Dial(one.lister.peer) for one in unknown[:1]]
         self._was_listed = self._was_listed or bool(others)
-        if known:
+        if known and known[0].lister < self.own:
             self._learned_cap = known[0].max_clients
         if self.phase in (Phase.PUBLISHING, Phase.FULL):
             effects += self._yield_to(known)

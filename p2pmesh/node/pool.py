@@ -172,11 +172,11 @@ class PoolService:
 
     # --- relays ------------------------------------------------------------------------
     async def _check(self) -> None:
-        listings = await self._parts.finder.listings()
-        if listings is None:
+        found = await self._parts.finder.fetch()
+        ours = [one for one in found.listings if one.mesh_id == self._parts.overlay.mesh_id]
+        if not found.answered and not ours:
             await self._runner.handle_here(publishing.CheckFailed())
             return
-        ours = [one for one in listings if one.mesh_id == self._parts.overlay.mesh_id]
         by_lister: dict[Lister, list[Listing]] = {}
         for one in ours:
             if one.publisher != self._parts.relays.publisher:

@@ -35,7 +35,7 @@ from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.identity import Verifier
 from p2pmesh.ports.network import Network
-from p2pmesh.ports.relays import ListingQuery, Relays
+from p2pmesh.ports.relays import FoundListings, ListingQuery, Relays
 from p2pmesh.wire.control import RouteTable
 from p2pmesh.wire.listing import Listing, RejectionReason
 
@@ -115,23 +115,24 @@ class PoolFinder:
         self._doubted: dict[str, Micros] = {}
         """Listings, by publisher, that were asked and not reached, and until when that counts."""
 
-    async def listings(self) -> tuple[Listing, ...] | None:
-        """Public pools that relays list now, checked but for what only dialling shows; None where no relay answered."""
+    async def fetch(self) -> FoundListings:
+        """Public pools that relays list now, checked but for what only dialling shows.
+
+        What a relay gave counts also where it never came to an end: it may be flooded.
+        """
         found = await self._parts.relays.fetch(ListingQuery(takes_private=self._parts.takes_private), FETCH_S)
         for rejected in found.rejections:
             first = rejected.first
             self.rejections.tell(first.reason, first.detail, first.publisher, rejected.count)
-        if not found.answered:
-            return None
-        return found.listings
+        return found
 
     async def search(self, wanted: Wanted) -> Search:
         """Ends within the time of a fetch and of a race (4 + 7 s), whatever is listed."""
         started = self._parts.clock.now()
-        listings = await self.listings()
-        ranked = await self.rank(listings or (), wanted)
+        found = await self.fetch()
+        ranked = await self.rank(found.listings, wanted)
         took_ms = (self._parts.clock.now() - started) // 1000
-        return Search(ranked, len(listings or ()), listings is not None, took_ms)
+        return Search(ranked, len(found.listings), bool(found.answered or found.listings), took_ms)
 
     async def rank(self, listings: tuple[Listing, ...], wanted: Wanted) -> tuple[FoundPool, ...]:
         """Those whose pools answer and may be joined, the best first; ends within the time of a race."""

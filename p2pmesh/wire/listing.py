@@ -135,7 +135,7 @@ class ListingEvent:
 class ListingContent:
     """What a pool says of itself; all of it is a claim. Names of fields are those of the field's own listings.
 
-    ``max_clients`` 0 is no limit. ``addresses`` each name their peer and are dialled before those of the invite.
+    ``max_clients`` 0 is no limit. ``addresses`` each name their peer and are dialled after those of the invite.
     """
 
     invite_token: str = declared(Text(MAX_INVITE_BYTES, is_line))
@@ -178,8 +178,8 @@ class Listing:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What can be dialled, in order: addresses of the listing, then those of the invite, relayed ones last."""
-        return (*self.content.addresses, *self.invite.addresses, *self.invite.relay_addresses)
+        """What can be dialled, in order: those of the invite, which its maker signed, then what the listing adds."""
+        return (*self.invite.addresses, *self.invite.relay_addresses, *self.content.addresses)
 
     def peers(self, founder: PeerId) -> tuple[tuple[PeerId, tuple[str, ...]], ...]:
         """Who can be dialled, in order, each with its ``addresses``."""

@@ -200,6 +200,31 @@ def test_half_of_those_asked_are_so_for_their_claims() -> None:
     assert len(asked) == 48
 
 
+def copies(count: int) -> tuple[Candidate, ...]:
+    """Listings of one mesh under keys of their own."""
+    return tuple(replace(candidate(n), claims=PoolClaims(mesh(1))) for n in range(1, count + 1))
+
+
+def test_of_a_listing_and_its_copies_few_are_asked_at_a_time_and_none_once_one_has_answered() -> None:
+    race = PoolRace(Wanted(), Micros(0))
+    asked = probes(race.handle(Listed((*copies(100), candidate(500))), Micros(0)))
+    assert len(asked) == race.policy.per_mesh + 1
+    failed = next(key for key in asked if key != "key500")
+    assert len(probes(race.handle(Unreached(failed), Micros(1)))) == 1
+    race.handle(Unreached("key500"), Micros(2))
+    answering = next(key for key in asked if key not in (failed, "key500"))
+    assert race.handle(Reached(Checked(answering, PoolClaims(mesh(1)), 5)), Micros(3)) == ()
+    others = list(race._running)
+    over = [race.handle(Unreached(key), Micros(4)) for key in others]
+    assert probes(tuple(effect for effects in over for effect in effects)) == []
+    assert over[-1] == (Settled((Checked(answering, PoolClaims(mesh(1)), 5),)),)
+
+
+def test_a_pool_that_was_reached_by_several_listings_is_tried_once() -> None:
+    near, far = Checked("a", PoolClaims(mesh(1)), 5), Checked("b", PoolClaims(mesh(1)), 9)
+    assert rank_checked((far, near, checked(2)), Wanted()) == (near, checked(2))
+
+
 class AnyRace(RuleBasedStateMachine):
     """Whatever relays list and peers answer, in any order: bounded, and over in time."""
 

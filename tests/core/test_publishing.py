@@ -241,6 +241,16 @@ def test_a_watcher_keeps_to_the_cap_of_the_listing_it_saw() -> None:
     assert watcher.machine.phase is Phase.PUBLISHING
 
 
+def test_a_cap_of_a_later_member_takes_away_nobodys_listing() -> None:
+    founder = Member(is_eager=True)
+    founder.publish()
+    founder.tell(FOUNDER, MEMBERS[5], clients=3)
+    assert Withdraw() not in founder.feed(seen(MEMBERS[5], max_clients=1))
+    assert founder.tell(FOUNDER, MEMBERS[5], clients=4) == ()
+    assert founder.machine.phase is Phase.PUBLISHING
+    assert founder.machine.learned_cap == 0
+
+
 def test_what_no_relay_took_is_given_again_soon() -> None:
     founder = Member(is_eager=True)
     founder.tell(FOUNDER)

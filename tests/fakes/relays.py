@@ -35,6 +35,8 @@ class FakeRelay:
     url: str
     outcome: PublishOutcome = PublishOutcome.ACCEPTED
     is_dead: bool = False
+    is_endless: bool = False
+    """It never says that it gave all."""
     events: dict[str, ListingEvent] = field(default_factory=dict)
     """The newest of each publisher."""
     hostile_events: list[ListingEvent] = field(default_factory=list)
@@ -78,7 +80,9 @@ class FakeRelays:
         for event in (event for relay in alive for event in (*relay.events.values(), *relay.hostile_events)):
             if not query.publishers or event.publisher in query.publishers:
                 view.take_event(event, rules)
-        return FoundListings(view.listings(rules.now), view.rejections(), tuple(relay.url for relay in alive))
+        return FoundListings(
+            view.listings(rules.now), view.rejections(), tuple(relay.url for relay in alive if not relay.is_endless)
+        )
 
     def states(self) -> tuple[RelayState, ...]:
         return tuple(

@@ -161,7 +161,15 @@ async def test_relays_that_are_dead_are_no_empty_list(autojump_clock: MockClock)
         finder = world.finder("searcher", Told())
         found = await finder.search(Wanted())
         assert (found.pools, found.has_answer) == ((), False)
-        assert await finder.listings() is None
+        assert (await finder.fetch()).answered == ()
+
+
+async def test_what_a_relay_gave_counts_though_it_never_comes_to_an_end(autojump_clock: MockClock) -> None:
+    async with open_pool_world() as world:
+        good = await listed_pool(world)
+        world.relay.is_endless = True
+        found = await world.finder("searcher", Told()).search(Wanted())
+        assert ([one.mesh_id for one in found.pools], found.has_answer) == ([good.mesh_id], True)
 
 
 async def test_a_peer_of_another_mesh_than_its_listing_says_is_no_pool(autojump_clock: MockClock) -> None:

@@ -146,13 +146,13 @@ def test_a_deletion_names_the_coordinate_and_the_events() -> None:
     )
 
 
-def test_peers_to_dial_are_those_of_the_listing_and_then_of_the_invite() -> None:
+def test_peers_to_dial_are_those_of_the_invite_and_then_of_the_listing() -> None:
     listing = decode_listing(event_with(encode_content(CONTENT)), ReadingRules(NOW, verify))
     assert isinstance(listing, Listing)
     founder = PeerId(FOUNDER.peer_id)
     assert listing.peers(founder) == (
-        (JOINER.peer_id, (f"{ADDRESS}/p2p/{JOINER.peer_id}",)),
         (founder, (ADDRESS,)),
+        (JOINER.peer_id, (f"{ADDRESS}/p2p/{JOINER.peer_id}",)),
     )
     assert listing.mesh_id == CONTENT.mesh_id
 
