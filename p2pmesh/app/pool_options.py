@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.base.ids import is_mesh_id
 from p2pmesh.base.limits import MAX_LISTED_CLIENTS, MAX_LISTING_NAME_BYTES
-from p2pmesh.wire.schema import is_line
+from p2pmesh.wire.schema import as_line, is_line
+
+MAX_AVOIDED = 256
 
 DEFAULT_RELAYS = (
     "wss://relay.damus.io",
@@ -21,7 +24,7 @@ class PoolChoice:
     """``is_publishing``: found a public pool and list it; ``is_searching``: join the best one that is listed first.
 
     ``name`` is the pool's, of both; ``max_clients`` 0 is no cap; it caps what this node serves to others, too.
-    ``relays`` empty means ``DEFAULT_RELAYS``.
+    ``relays`` empty means ``DEFAULT_RELAYS``. Pools of the meshes ``avoided`` are not joined.
     """
 
     is_publishing: bool = False
@@ -30,12 +33,17 @@ class PoolChoice:
     region: str | None = None
     max_clients: int = 0
     relays: tuple[str, ...] = ()
+    avoided: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _check_label("--pool-name", self.name or None)
         _check_label("--region", self.region)
         if not 0 <= self.max_clients <= MAX_LISTED_CLIENTS:
             raise _invalid(f"--max-clients must be 0 (no cap) to {MAX_LISTED_CLIENTS}, not {self.max_clients}")
+        wrong = sorted(text for text in self.avoided if not is_mesh_id(text))
+        if wrong or len(self.avoided) > MAX_AVOIDED:
+            shown = as_line(wrong[0], 80) if wrong else f"{len(self.avoided)} of them"
+            raise _invalid(f"--avoid-pool takes up to {MAX_AVOIDED} ids of 32 hex digits, not {shown!r}")
 
     @property
     def is_asked_for(self) -> bool:

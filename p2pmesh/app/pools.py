@@ -20,6 +20,7 @@ from p2pmesh.adapters.p2p.host import open_network
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.events import Event, EventName
 from p2pmesh.app.joining import Standing, last_pool, standing_in_pool
+from p2pmesh.app.pool_options import MAX_AVOIDED
 from p2pmesh.base.ids import MeshId
 from p2pmesh.core.pool_choice import Wanted
 from p2pmesh.node.announcements import Neighbours
@@ -39,7 +40,6 @@ JOIN_S = 8.0
 MAX_TRIED = 3
 """Pools of one search; beyond them the node serves alone and looks again."""
 AVOID_S = 900.0
-MAX_AVOIDED = 256
 WARNING = (
     "strangers run stages of a public pool: they see the activations that pass their stages, and may guess prompts",
     "outputs are not checked: a stage of a stranger can change an answer",
@@ -113,7 +113,8 @@ class Pools:
 
     def _besides(self) -> frozenset[MeshId]:
         now = trio.current_time()
-        return frozenset(mesh_id for mesh_id, until in self._avoided.items() if until > now)
+        unwanted = frozenset(map(MeshId, self._options.pool.avoided))
+        return unwanted | {mesh_id for mesh_id, until in self._avoided.items() if until > now}
 
     def service(self, node: Node, ports: Neighbours) -> PoolService:
         """What keeps the node's pool listed, and looks for a better one while the node is alone."""

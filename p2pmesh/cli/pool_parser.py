@@ -11,6 +11,8 @@ def add_pool(up: argparse.ArgumentParser) -> None:
     add("--publish", action="store_true", help="found a public pool and list it at relays, for strangers to join")
     add("--auto", action="store_true", help="join the best public pool that is listed; with none, serve alone")
     add("--pool-name", metavar="NAME", default="", help="the pool's name: to publish under, or to look for exactly")
+    text = "join no pool of this id, as pool_joined told it; repeatable"
+    add("--avoid-pool", metavar="MESH_ID", action="append", default=[], help=text)
     add("--region", metavar="TEXT", help="where the pool is, in its listing")
     help_text = "serve so many clients of other peers at a time, and list the pool only below that; 0: no cap"
     add("--max-clients", metavar="N", type=int, default=0, help=help_text)
@@ -20,4 +22,7 @@ def add_pool(up: argparse.ArgumentParser) -> None:
 
 def pool_choice(args: argparse.Namespace) -> PoolChoice:
     """What was asked; ``ConfigError`` where a value makes no sense."""
-    return PoolChoice(args.publish, args.auto, args.pool_name, args.region, args.max_clients, tuple(args.nostr_relay))
+    return PoolChoice(
+        args.publish, args.auto, args.pool_name, args.region, args.max_clients, tuple(args.nostr_relay),
+        frozenset(args.avoid_pool),
+    )  # fmt: skip

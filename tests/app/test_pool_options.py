@@ -27,6 +27,8 @@ def test_nobody_has_to_do_with_pools_unasked() -> None:
         ({"region": ""}, "--region"),
         ({"max_clients": -1}, "--max-clients"),
         ({"max_clients": 65_537}, "--max-clients"),
+        ({"avoided": frozenset({"bob"})}, "--avoid-pool"),
+        ({"avoided": frozenset(f"{n:032x}" for n in range(257))}, "--avoid-pool"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(given: dict[str, Any], option: str) -> None:

@@ -1,6 +1,6 @@
-"""Two relays at ADDRESS, ``python -m tests.e2e.hostile_relays ADDRESS FILE``: nostr-sdk's own, which was given the events
-of FILE (a JSON list of texts) and kept what it takes, and one that hands on every one of them, whatever it is.
+"""Two relays at one address: nostr-sdk's own, which keeps what it takes of a file's events, and one that hands on all.
 
+``python -m tests.e2e.hostile_relays ADDRESS FILE``, with a JSON list of texts in FILE.
 Prints both URLs and how many the first one took; ends with its standard input.
 """
 

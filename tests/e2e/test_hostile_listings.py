@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -51,46 +50,38 @@ def hostile_texts(now_s: int) -> list[str]:
 
 def hostile(number: int, now_s: int) -> tuple[str, ...]:
     """One, or of a replay the newer and the older."""
+    kind, key = number % 17, PublisherKey.fresh()
+    content = content_of(kind, number, now_s)
+    times = {10: (-500, -380), 11: (86_400, 86_520), 12: (0, 10**6)}
+    created, expires = times.get(kind, (-(number % 20), 100))
+    text = signed(key, content, now_s + created, now_s + expires)
+    if kind == 13:
+        return (json.dumps(json.loads(text) | {"content": content.replace("w0", "w1")}),)
+    if kind == 14:
+        return (json.dumps(json.loads(text) | {"sig": json.loads(text)["sig"][::-1]}),)
+    if kind == 15:
+        return (text, signed(key, content, now_s - 60, now_s + 60))
+    return (text,)
+
+
+def content_of(kind: int, number: int, now_s: int) -> str:
+    """What kinds up to 9 get wrong; what the others say is well-formed, and leads nowhere."""
     away = AWAY.format(number // 250, number % 250)
     boast = listing(number, now_s, (away,))
-    content = encode_content(boast)
-    key = PublisherKey.fresh()
-    match number % 17:
-        case 0:
-            content = "{" * 500
-        case 1:
-            content = json.dumps({"invite_token": "x" * 20_000})
-        case 2:
-            content = encode_content(replace(boast, invite_token=boast.invite_token[:-9]))
-        case 3:
-            content = encode_content(listing(number, now_s, (away,), is_public=False))
-        case 4:
-            content = encode_content(replace(boast, name="another"))
-        case 5:
-            content = encode_content(listing(number, now_s, ("/dns4/router.lan/tcp/4001",)))
-        case 6:
-            content = encode_content(listing(number, now_s, (f"/ip4/{ROUTER}/tcp/4001", "/ip4/10.0.0.1/tcp/4001")))
-        case 7:
-            content = encode_content(listing(number, now_s, ("/ip4/127.0.0.1/tcp/4001", "/ip6/::1/tcp/4001")))
-        case 8:
-            content = encode_content(listing(number, now_s, (away, f"/ip4/{ROUTER}/tcp/4001")))
-        case 9:
-            content = json.dumps(json.loads(content) | {"serving": ["m"] * 3000})
-        case 10:
-            return (signed(key, content, now_s - 500, now_s - 380),)
-        case 11:
-            return (signed(key, content, now_s + 86_400, now_s + 86_520),)
-        case 12:
-            return (signed(key, content, now_s, now_s + 10**6),)
-        case 13:
-            text = signed(key, content, now_s, now_s + 120)
-            return (json.dumps(json.loads(text) | {"content": content.replace("w0", "w1")}),)
-        case 14:
-            plain = json.loads(signed(key, content, now_s, now_s + 120))
-            return (json.dumps(plain | {"sig": plain["sig"][::-1]}),)
-        case 15:
-            return (signed(key, content, now_s, now_s + 120), signed(key, content, now_s - 60, now_s + 60))
-    return (signed(key, content, now_s - number % 20, now_s + 120),)
+    plain = json.loads(encode_content(boast))
+    addresses = {
+        5: ("/dns4/router.lan/tcp/4001",), 6: (f"/ip4/{ROUTER}/tcp/4001", "/ip4/10.0.0.1/tcp/4001"),
+        7: ("/ip4/127.0.0.1/tcp/4001", "/ip6/::1/tcp/4001"), 8: (away, f"/ip4/{ROUTER}/tcp/4001"),
+    }  # fmt: skip
+    if kind in addresses:
+        return encode_content(listing(number, now_s, addresses[kind]))
+    if kind == 3:
+        return encode_content(listing(number, now_s, (away,), is_public=False))
+    changes: dict[int, dict[str, Any]] = {
+        1: {"region": "x" * 20_000}, 2: {"invite_token": boast.invite_token[:-9]}, 4: {"name": "another"},
+        9: {"serving": ["m"] * 3000},
+    }  # fmt: skip
+    return "{" * 500 if kind == 0 else json.dumps(plain | changes.get(kind, {}))
 
 
 def signed(key: PublisherKey, content: str, created_s: int, expires_s: int) -> str:

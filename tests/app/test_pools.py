@@ -1,0 +1,37 @@
+"""Which pools ``up`` looks for."""
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2pmesh.adapters.identity import NodeIdentity
+from p2pmesh.app.config import UpOptions
+from p2pmesh.app.pool_options import PoolChoice
+from p2pmesh.app.pools import Pools
+from p2pmesh.base.ids import MeshId
+from p2pmesh.core.pool_choice import Wanted
+from p2pmesh.node.pool_finder import PoolFinder, Search
+
+USELESS, REFUSING = MeshId("a" * 32), MeshId("b" * 32)
+
+
+class Finder(PoolFinder):
+    """Finds nothing, and keeps what was looked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Wanted] = []
+
+    async def search(self, wanted: Wanted) -> Search:
+        self.asked.append(wanted)
+        return Search((), 0, True, 0)
+
+
+async def test_a_pool_that_the_operator_avoids_is_not_looked_for_nor_one_that_let_nobody_in(tmp_path: Path) -> None:
+    choice = PoolChoice(is_searching=True, relays=("ws://127.0.0.1:9",), avoided=frozenset({USELESS}))
+    identity = NodeIdentity(Ed25519PrivateKey.generate())
+    pools = Pools(UpOptions(tmp_path, pool=choice), identity, lambda name, fields: None)
+    pools.finder = finder = Finder()
+    await pools.search()
+    pools.avoid(REFUSING)
+    await pools.search()
+    assert [one.besides for one in finder.asked] == [{USELESS}, {USELESS, REFUSING}]
