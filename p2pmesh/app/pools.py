@@ -104,8 +104,9 @@ class Pools:
         else:
             await node.overlay.join()
 
-    def avoid(self, mesh_id: MeshId) -> None:
-        """It did not let us in: for a while it is not looked for."""
+    def avoid(self, mesh_id: MeshId, addresses: tuple[str, ...] = ()) -> None:
+        """It did not let us in: for a while it is not looked for, and others at its hosts are tried last."""
+        self.finder.note_shut(addresses)
         self._avoided.pop(mesh_id, None)
         while len(self._avoided) >= MAX_AVOIDED:
             del self._avoided[next(iter(self._avoided))]

@@ -399,7 +399,7 @@ class _Command:
             self._emit(Event(EventName.JOINED, {"mesh_id": node.overlay.mesh_id}))
             self._emit(joined_event(found))
             return True
-        self._pools.avoid(found.mesh_id)
+        self._pools.avoid(found.mesh_id, found.listing.addresses)
         code = failure.code if failure else ErrorCode.DEADLINE_EXCEEDED
         message = failure.message if failure else f"the pool did not let this node in within {JOIN_S:g} s"
         self._emit(Event(EventName.JOIN_FAILED, {"code": code.value, "message": message, "retry_s": 0.0}))

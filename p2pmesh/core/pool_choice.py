@@ -10,12 +10,15 @@ A pool whose peers cannot be reached loses to every one that can.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from p2pmesh.base.ids import MeshId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.hosts import hosts_of
+
+T = TypeVar("T")
 
 SERVICE_NAMES = frozenset({"mesh-llm", "p2pmesh"})
 """A pool that is called as the service counts as one without a name (the score's rule, any case)."""
@@ -263,7 +266,8 @@ class PoolRace:
                 self._known.add(one.key)
                 self._waiting.append(one)
         by_claims = sorted(self._waiting, key=self._order)
-        self._waiting = _by_turns(_alternating(by_claims, sorted(by_claims, key=self._mixed)), self.policy.per_host)
+        mixed = _alternating(by_claims, sorted(by_claims, key=self._mixed))
+        self._waiting = by_turns(mixed, lambda one: one.addresses, self.policy.per_host)
         self._waiting.sort(key=lambda one: one.is_doubtful)
 
     def _order(self, candidate: Candidate) -> tuple[int, bytes]:
@@ -297,15 +301,15 @@ def _alternating(by_claims: list[Candidate], by_chance: list[Candidate]) -> list
     return list(taken.values())
 
 
-def _by_turns(ordered: list[Candidate], per_host: int) -> list[Candidate]:
-    """The same candidates; of those that name one host only so many in each turn.
+def by_turns(ordered: Sequence[T], addresses: Callable[[T], tuple[str, ...]], per_host: int) -> list[T]:
+    """The same pools; of those that name one public host only so many in each turn.
 
     Keys cost nothing and addresses do, so five hundred listings at one address delay nobody else's.
     """
     seen: dict[str, int] = {}
     turns: list[tuple[int, int]] = []
-    for number, candidate in enumerate(ordered):
-        hosts = sorted(hosts_of(candidate.addresses))
+    for number, one in enumerate(ordered):
+        hosts = sorted(hosts_of(addresses(one)))
         turn = max((seen.get(host, 0) // per_host for host in hosts), default=0)
         for host in hosts:
             seen[host] = seen.get(host, 0) + 1

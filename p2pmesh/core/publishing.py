@@ -39,6 +39,8 @@ class PublishingPolicy:
     reached_for_us: int = 600 * MICROS_PER_SECOND
     """One that was reached is a member beyond the view of a large pool; nobody dials it at each look."""
     max_dialled: int = 64
+    cap_kept_us: int = 600 * MICROS_PER_SECOND
+    """A cap outlives the member that listed the pool with it for so long: whoever is gone closes no pool for ever."""
 
 
 class Phase(StrEnum):
@@ -178,6 +180,8 @@ class PublishingMachine:
     _dialled: dict[PeerId, tuple[bool, Micros]] = field(default_factory=dict, init=False)
     """Whether a publisher beyond our view was reached, and until when that counts."""
     _learned_cap: int = field(default=0, init=False)
+    _cap_seen: tuple[PeerId, Micros] | None = field(default=None, init=False)
+    """Whose listing had it, and when that was seen last."""
     _was_listed: bool = field(default=False, init=False)
     """Whether anybody's listing of the pool was ever seen: then it is one, whatever it serves now."""
 
@@ -310,7 +314,7 @@ class PublishingMachine:
         effects: list[Effect] = [Dial(one.lister.peer) for one in unknown[:1]]
         self._was_listed = self._was_listed or bool(others)
         if known and known[0].lister < self.own:
-            self._learned_cap = known[0].max_clients
+            self._learned_cap, self._cap_seen = known[0].max_clients, (known[0].lister.peer, now)
         if self.phase in (Phase.PUBLISHING, Phase.FULL):
             effects += self._yield_to(known)
         elif known:
@@ -339,12 +343,20 @@ class PublishingMachine:
         return [Withdraw()] if is_listed else []
 
     def _become_publisher(self, now: Micros) -> None:
+        self._forget_cap_of_the_gone(now)
         if self._is_full():  # whoever listed it lists it again; several of us would do so at once
             self.phase = Phase.WATCHING
             return
         self.phase, self.publisher = Phase.PUBLISHING, self.own.peer
         is_due = self._is_serving or self._was_listed
         self._publish_at = now if is_due else Micros(max(now, self._first_due()))
+
+    def _forget_cap_of_the_gone(self, now: Micros) -> None:
+        if self._cap_seen is None:
+            return
+        peer, at = self._cap_seen
+        if now - at >= self.policy.cap_kept_us and not self._is_member(peer, now):
+            self._learned_cap, self._cap_seen = 0, None
 
     def _first_due(self) -> Micros:
         return Micros(self.now + self.policy.first_wait_us)

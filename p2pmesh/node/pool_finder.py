@@ -5,7 +5,7 @@ nothing of the node, and its own connections are left alone. It needs no node, s
 built. Joining is ``app``'s and ``node.overlay``'s.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import trio
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.hosts import hosts_of
 from p2pmesh.core.pool_choice import (
     Candidate,
     Checked,
@@ -27,6 +28,7 @@ from p2pmesh.core.pool_choice import (
     Reached,
     Unreached,
     Wanted,
+    by_turns,
 )
 from p2pmesh.core.refusals import TELL_AGAIN_US
 from p2pmesh.node.reporting import Report
@@ -114,6 +116,8 @@ class PoolFinder:
         self.rejections = RejectionTeller(parts.clock, report)
         self._doubted: dict[str, Micros] = {}
         """Listings, by publisher, that were asked and not reached, and until when that counts."""
+        self._shut_hosts: dict[str, Micros] = {}
+        """Where pools were reached that did not let us in, and until when that counts."""
 
     async def fetch(self) -> FoundListings:
         """Public pools that relays list now, checked but for what only dialling shows.
@@ -139,7 +143,22 @@ class PoolFinder:
         by_key = {one.publisher: one for one in listings}
         race = PoolRace(wanted, self._parts.clock.now(), self._parts.entropy.random_bytes(16))
         ranked = await self._run(race, by_key) if by_key else ()
-        return tuple(FoundPool(by_key[one.key], one) for one in ranked)
+        return self.spread([FoundPool(by_key[one.key], one) for one in ranked])
+
+    def spread(self, ranked: list[FoundPool]) -> tuple[FoundPool, ...]:
+        """The same pools: of several at one public host all but the best after those elsewhere, and last whatever is at
+        a host that did not let us in lately. One that answers for a hundred pools and admits to none costs an attempt.
+        """
+        spread = by_turns(ranked, lambda one: one.listing.addresses, 1)
+        return tuple(sorted(spread, key=lambda one: self._is_shut(one.listing.addresses)))
+
+    def note_shut(self, addresses: tuple[str, ...]) -> None:
+        """A pool at these addresses was reached, and did not let us in."""
+        _note_until(self._shut_hosts, hosts_of(addresses), Micros(self._parts.clock.now() + DOUBTED_FOR_US))
+
+    def _is_shut(self, addresses: tuple[str, ...]) -> bool:
+        now = self._parts.clock.now()
+        return any(self._shut_hosts.get(host, now) > now for host in hosts_of(addresses))
 
     async def _run(self, race: PoolRace, listings: dict[str, Listing]) -> tuple[Checked, ...]:
         async with self._parts.open_network() as network:
@@ -156,12 +175,16 @@ class PoolFinder:
         return frozenset(key for key, until in self._doubted.items() if now < until)
 
     def _doubt(self, keys: set[str]) -> None:
-        until = Micros(self._parts.clock.now() + DOUBTED_FOR_US)
-        for key in sorted(keys):
-            self._doubted.pop(key, None)
-            self._doubted[key] = until
-        while len(self._doubted) > MAX_DOUBTED:
-            del self._doubted[next(iter(self._doubted))]
+        _note_until(self._doubted, keys, Micros(self._parts.clock.now() + DOUBTED_FOR_US))
+
+
+def _note_until(noted: dict[str, Micros], keys: Iterable[str], until: Micros) -> None:
+    """The oldest go where there are too many."""
+    for key in sorted(keys):
+        noted.pop(key, None)
+        noted[key] = until
+    while len(noted) > MAX_DOUBTED:
+        del noted[next(iter(noted))]
 
 
 class _Running:

@@ -25,6 +25,9 @@ class Finder(PoolFinder):
         self.asked.append(wanted)
         return Search((), 0, True, 0)
 
+    def note_shut(self, addresses: tuple[str, ...]) -> None:
+        pass
+
 
 async def test_a_pool_that_the_operator_avoids_is_not_looked_for_nor_one_that_let_nobody_in(tmp_path: Path) -> None:
     choice = PoolChoice(is_searching=True, relays=("ws://127.0.0.1:9",), avoided=frozenset({USELESS}))

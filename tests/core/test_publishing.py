@@ -251,6 +251,23 @@ def test_a_cap_of_a_later_member_takes_away_nobodys_listing() -> None:
     assert founder.machine.learned_cap == 0
 
 
+def test_a_cap_is_forgotten_some_time_after_the_member_that_had_it_is_gone() -> None:
+    watcher = Member(MEMBERS[2])
+    watcher.tell(MEMBERS[1], MEMBERS[2], clients=3)
+    watcher.wait()
+    watcher.feed(seen(MEMBERS[1], max_clients=1))
+    seen_at = watcher.now
+    watcher.tell(MEMBERS[2], MEMBERS[3], clients=3)
+    for _ in range(100):
+        if watcher.machine.phase is Phase.PUBLISHING:
+            break
+        watcher.wait()
+        watcher.feed(Checked(()))
+    assert watcher.machine.phase is Phase.PUBLISHING
+    assert POLICY.cap_kept_us <= watcher.now - seen_at < POLICY.cap_kept_us + 60 * SECOND
+    assert watcher.machine.learned_cap == 0
+
+
 def test_what_no_relay_took_is_given_again_soon() -> None:
     founder = Member(is_eager=True)
     founder.tell(FOUNDER)

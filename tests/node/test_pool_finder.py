@@ -9,12 +9,22 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from p2pmesh.core.pool_choice import Wanted
+from p2pmesh.core.pool_choice import Checked, Wanted
 from p2pmesh.core.standing import Founding
+from p2pmesh.node.pool_finder import FoundPool, claims_of
 from p2pmesh.wire.invite import Invite, encode_invite
-from p2pmesh.wire.listing import KIND, ListingContent, ListingEvent, encode_content, listing_tags
+from p2pmesh.wire.listing import (
+    KIND,
+    Listing,
+    ListingContent,
+    ListingEvent,
+    ReadingRules,
+    decode_listing,
+    encode_content,
+    listing_tags,
+)
 from p2pmesh.wire.requirements import MeshRequirements
-from tests.fakes.identity import fake_identity
+from tests.fakes.identity import FakeVerifier, fake_identity
 from tests.fakes.mesh import UNIX_MS_AT_START
 from tests.node.pool_world import PoolWorld, open_pool_world
 
@@ -179,3 +189,25 @@ async def test_a_peer_of_another_mesh_than_its_listing_says_is_no_pool(autojump_
         world.relay.hostile_events = [event_of("liar", encode_content(listing))]
         found = await world.finder("searcher", Told()).search(Wanted())
         assert (found.pools, found.listed) == ((), 1)
+
+
+def found_at(name: str, address: str) -> FoundPool:
+    event = event_of(name, encode_content(made_up(name, addresses=(address,))))
+    listing = decode_listing(event, ReadingRules(UNIX_MS_AT_START, FakeVerifier().is_signature_of))
+    assert isinstance(listing, Listing)
+    return FoundPool(listing, Checked(listing.publisher, claims_of(listing), 1))
+
+
+async def test_a_host_that_answers_for_many_pools_and_admits_to_none_costs_one_attempt(
+    autojump_clock: MockClock,
+) -> None:
+    many, good = "/ip4/93.184.215.14/tcp/4001", "/ip4/93.184.215.15/tcp/4001"
+    found = [found_at("one", many), found_at("two", many), found_at("good", good), found_at("three", many)]
+    async with open_pool_world() as world:
+        finder = world.finder("searcher", Told())
+        ranked = finder.spread(found)
+        assert ranked == (found[0], found[2], found[1], found[3])
+        finder.note_shut(found[0].listing.addresses)
+        assert finder.spread(found)[0] == found[2]
+        await trio.sleep(700)
+        assert finder.spread(found) == ranked
