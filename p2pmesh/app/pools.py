@@ -13,8 +13,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2pmesh.adapters.clock import SystemEntropy, TrioClock
 from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity
-from p2pmesh.adapters.nostr.keys import load_publisher_key
-from p2pmesh.adapters.nostr.relays import NostrRelays, RelaySettings
 from p2pmesh.adapters.nostr.urls import checked_relays, is_of_own_network
 from p2pmesh.adapters.p2p.host import open_network
 from p2pmesh.app.config import UpOptions
@@ -132,6 +130,10 @@ class Pools:
 
 
 def _relays(options: UpOptions, clock: Clock, entropy: Entropy) -> Relays:
+    # here: who does not ask for it should not load it, a tenth of what an idle node takes
+    from p2pmesh.adapters.nostr.keys import load_publisher_key
+    from p2pmesh.adapters.nostr.relays import NostrRelays, RelaySettings
+
     settings = RelaySettings(check_relays(options), load_publisher_key(options.home), Ed25519Verifier().is_signature_of)
     return NostrRelays(settings, clock, entropy)
 

@@ -1,5 +1,7 @@
 """Which pools ``up`` looks for."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,3 +40,9 @@ async def test_a_pool_that_the_operator_avoids_is_not_looked_for_nor_one_that_le
     pools.avoid(REFUSING)
     await pools.search()
     assert [one.besides for one in finder.asked] == [{USELESS}, {USELESS, REFUSING}]
+
+
+def test_a_node_that_is_in_no_pool_loads_nothing_of_nostr() -> None:
+    """Thirteen mebibytes of every node's memory."""
+    command = "import sys, p2pmesh.app.up; sys.exit('nostr_sdk' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], timeout=60, check=False).returncode == 0
