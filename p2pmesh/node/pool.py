@@ -175,6 +175,9 @@ class PoolService:
         found = await self._parts.finder.fetch()
         ours = [one for one in found.listings if one.mesh_id == self._parts.overlay.mesh_id]
         if not found.answered and not ours:
+            if self._options.is_publishing and self._machine.publisher is None:
+                silent = "; ".join(f"{one.url}: {one.detail or 'no answer'}" for one in self._parts.relays.states())
+                self._tell("pool_unlisted", "no_relay", f"no relay answered ({silent}); they are asked again")
             await self._runner.handle_here(publishing.CheckFailed())
             return
         by_lister: dict[Lister, list[Listing]] = {}

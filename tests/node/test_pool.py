@@ -124,6 +124,18 @@ async def test_relays_that_refuse_are_told_of_once_and_tried_again(autojump_cloc
         await founder.wait_told("pool_listed")
 
 
+async def test_who_publishes_is_told_that_no_relay_answers(autojump_clock: MockClock) -> None:
+    async with open_pool_world() as world:
+        world.relay.is_dead = True
+        founder = await world.found()
+        told = await founder.wait_told("pool_unlisted")
+        assert (told["reason"], world.relay.url in told["message"]) == ("no_relay", True)
+        await trio.sleep(200)
+        assert len(founder.told("pool_unlisted")) == 1
+        world.relay.is_dead = False
+        await founder.wait_told("pool_listed")
+
+
 async def test_dead_relays_stop_nothing_and_the_listing_is_back_when_they_are(autojump_clock: MockClock) -> None:
     async with open_pool_world() as world:
         founder, one, two = await pool_of_three(world)
