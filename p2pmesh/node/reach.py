@@ -22,6 +22,7 @@ from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.candidates import is_behind_nat
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
+from p2pmesh.ports.reach import Sight
 
 LOOK_EVERY_S = 10.0
 SETTLE_S = 0.05
@@ -201,7 +202,7 @@ class Reach:
 
     async def _observe(self, witness: Witness) -> None:
         """Where it sees us; where ports do not stay, also where it sees what leaves from the port we listen on."""
-        seen = await self._port.observe(witness.peer, OBSERVE_TIMEOUT_S)
+        seen = await self._see(witness)
         if seen is None:
             return
         self._tell_found(reachability.Observed(witness, seen.host, seen.port, seen.local_port))
@@ -210,8 +211,13 @@ class Reach:
             if again is not None:
                 self._tell_found(reachability.Observed(witness, again.host, again.port, again.local_port))
 
-    async def _ask(self, witness: Witness) -> None:
+    async def _see(self, witness: Witness) -> Sight | None:
+        """Where a witness sees us; None also where nobody of another machine could."""
         seen = await self._port.observe(witness.peer, OBSERVE_TIMEOUT_S)
+        return None if seen is None or reachability.network_of(seen.host) is None else seen
+
+    async def _ask(self, witness: Witness) -> None:
+        seen = await self._see(witness)
         outcome, address = DialBack.DECLINED, ""
         if seen is not None:
             self._tell_found(reachability.Observed(witness, seen.host, seen.port, seen.local_port))

@@ -98,6 +98,16 @@ async def test_a_relay_that_is_full_gives_way_to_another(autojump_clock: MockClo
         assert [held.relay for held in node.node.reach.report().reservations] == [witness.peer]
 
 
+async def test_a_witness_cannot_have_us_seen_on_our_own_machine(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, _, node = await seen_by_two(mesh)
+        node.network.reach.sights[founder.peer] = Sight("127.0.0.1", 50_000, 50_000)
+        await trio.sleep(60)
+        report = node.node.reach.report()
+        assert (report.observed_hosts, report.needs_relay) == ((), False)
+        assert "/ip4/127.0.0.1/tcp/4001" not in node.network.reach.own
+
+
 async def test_a_guest_of_a_relay_may_stay_unadmitted_and_no_other_may(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         founder = await mesh.found()

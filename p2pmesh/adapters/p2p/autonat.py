@@ -162,13 +162,14 @@ async def read_observed(stream: PeerStream) -> tuple[str, int] | None:
     try:
         identify.ParseFromString(await stream.receive_exactly(size_bytes))
         seen = parse_tcp_address(_text_of(identify.observed_addr))
-    except ConfigError:
-        return None
+        host = ip_address(seen.host)
+    except (ConfigError, ValueError):
+        return None  # also for a name: nobody sees a name
     except Exception as error:  # protobuf raises several kinds
         if isinstance(error, P2PMeshError):
             raise
         raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "no identify message") from error
-    return seen.host, seen.port
+    return None if host.is_unspecified or host.is_multicast else (str(host), seen.port)
 
 
 async def _read_length(stream: PeerStream) -> int:

@@ -6,7 +6,7 @@ that looks every 2 s, waits out rounds of 5 s, and takes both peers for responde
 instead of the other connect; its handshake then hangs.
 """
 
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 
 import trio
 from libp2p.abc import ISecureConn
@@ -23,9 +23,17 @@ from p2pmesh.adapters.p2p.delimited import receive_delimited, send_delimited
 from p2pmesh.adapters.p2p.hardening import HardenedSwarm, HardenedUpgrader
 from p2pmesh.adapters.p2p.negotiation import GREETING, NegotiationRefused, encode_line, read_line
 from p2pmesh.adapters.p2p.noise import NoiseChannel, NoiseTransport
-from p2pmesh.adapters.p2p.sockets import connect_from_listen_port, interface_addresses, listen_port
+from p2pmesh.adapters.p2p.sockets import (
+    connect_from_listen_port,
+    interface_addresses,
+    listen_port,
+    listens_on_loopback_alone,
+)
 from p2pmesh.adapters.p2p.streams import PeerStream
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
+from p2pmesh.core.allowance import spend
 
 DCUTR_PROTOCOL = "/libp2p/dcutr"
 NOISE_ID = "/noise"
@@ -40,6 +48,12 @@ ROLE_S = 0.4
 """So long, and a round trip, whoever shall respond waits for a proposal before it takes itself for the initiator."""
 MAX_MET = 8
 """Addresses of one try."""
+MAX_MEETINGS = 8
+"""Peers that are tried directly at once because they asked for it."""
+EACH_US = 10 * MICROS_PER_SECOND
+"""Tries that one peer may ask for, in the long run: each aims connects at addresses that it names."""
+BURST = 4
+MAX_REMEMBERED = 256
 
 
 async def start(stream: PeerStream, own: tuple[str, ...]) -> tuple[list[TcpAddress], float]:
@@ -95,6 +109,38 @@ def _addresses_of(told: list[bytes]) -> list[TcpAddress]:
     return list(found)[:MAX_MET]
 
 
+def _is_loopback(address: TcpAddress) -> bool:
+    host = ip_address(address.host)
+    mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
+    return (mapped or host).is_loopback
+
+
+class Meetings:
+    """Which peers have us try for a direct connection now, each once at a time, and how often each may."""
+
+    def __init__(self) -> None:
+        self._now: set[PeerId] = set()
+        self._full_at: dict[PeerId, Micros] = {}
+
+    def enter(self, peer: PeerId, now: Micros) -> bool:
+        """Whether a peer may have a try; ``leave`` follows if so."""
+        if peer in self._now or len(self._now) >= MAX_MEETINGS:
+            return False
+        full_at = spend(self._full_at.get(peer, Micros(0)), now, EACH_US, BURST)
+        if full_at is None:
+            return False
+        self._full_at.pop(peer, None)
+        if len(self._full_at) >= MAX_REMEMBERED:
+            del self._full_at[next(iter(self._full_at))]
+        self._full_at[peer] = full_at
+        self._now.add(peer)
+        return True
+
+    def leave(self, peer: PeerId) -> None:
+        """Its try is over."""
+        self._now.discard(peer)
+
+
 class Meeting:
     """The connects of one try. ``is_server`` is the end that started the exchange: it responds in the handshake."""
 
@@ -110,6 +156,8 @@ class Meeting:
     async def run(self, addresses: list[TcpAddress]) -> bool:
         """Connects to all of them until a direct connection stands, whoever made it; whether one does."""
         own_hosts, own_port = interface_addresses(), listen_port(self._swarm)
+        if not listens_on_loopback_alone(self._swarm):  # a peer must not aim us at services of this machine
+            addresses = [address for address in addresses if not _is_loopback(address)]
         with trio.move_on_after(MEET_TIMEOUT_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, nursery.cancel_scope)

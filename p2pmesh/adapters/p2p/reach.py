@@ -23,7 +23,7 @@ from p2pmesh.adapters.p2p.keys import libp2p_id, peer_id_of
 from p2pmesh.adapters.p2p.noise import NoiseChannel, NoiseTransport, SocketChannel
 from p2pmesh.adapters.p2p.sockets import connect_from_listen_port, interface_addresses, listen_port
 from p2pmesh.adapters.p2p.streams import PeerStream, open_stream_on
-from p2pmesh.adapters.p2p.yamux import GUEST_LIMITS, MEMBER_LIMITS, YamuxConnection
+from p2pmesh.adapters.p2p.yamux import GUEST_LIMITS, MEMBER_LIMITS, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_ADDRESSES
@@ -33,8 +33,6 @@ from p2pmesh.core.relaying import RelayLimits
 from p2pmesh.ports.reach import PeerPaths, RelayUse, Sight
 
 RELAY_TIMEOUT_S = 8.0
-MAX_MEETINGS = 8
-"""Peers that are tried directly at once because they asked for it."""
 LOCAL_NETWORK = "local"
 """Of peers on this machine: there each counts as of one network."""
 
@@ -59,7 +57,9 @@ class Reach:
         self._noise = noise
         self._relays: dict[PeerId, None] = {}
         """Peers that may lead others to us."""
-        self._meeting: dict[PeerId, None] = {}
+        self._starting: set[PeerId] = set()
+        """Peers that we try to meet of our own accord. Apart from the next: both ends may start at once."""
+        self._meetings = punch.Meetings()
         self._own: tuple[str, ...] = ()
         self._besides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._relay: relay.Relay | None = None
@@ -225,11 +225,12 @@ class Reach:
     async def _serve_stop(self, stream: PeerStream) -> None:
         """Somebody is led to us."""
         is_wanted = stream.remote_peer in self._relays and not stream.muxed.muxed_conn.is_relayed
+        muxed: YamuxStream | None = None
         with trio.move_on_after(RELAY_TIMEOUT_S):
             muxed = await relay.accept(stream, is_wanted=is_wanted)
-            if muxed is None:
-                return
-            carrier = CircuitCarrier(muxed, is_initiator=False)
+        if muxed is None:
+            return
+        carrier = CircuitCarrier(muxed, is_initiator=False)
         with suppress(SwarmException):  # it says so when the connection has ended
             await self._swarm.upgrade_inbound_raw_conn(carrier, Multiaddr(f"/p2p/{stream.remote_peer}/p2p-circuit"))
 
@@ -306,9 +307,9 @@ class Reach:
         """Tries for a direct connection to a peer that dialled us through a relay."""
         target = libp2p_id(peer)
         relayed = self._swarm.relayed_connections(target)
-        if not relayed or peer in self._meeting:
+        if not relayed or peer in self._starting:
             return self._swarm.direct_connection(target) is not None
-        self._meeting[peer] = None
+        self._starting.add(peer)
         try:
             with trio.move_on_after(timeout_s), suppress(P2PMeshError, trio.TooSlowError):
                 stream = await open_stream_on(relayed[-1], punch.DCUTR_PROTOCOL, timeout_s)
@@ -319,21 +320,21 @@ class Reach:
                 finally:
                     await stream.reset()
         finally:
-            del self._meeting[peer]
+            self._starting.discard(peer)
         return self._swarm.direct_connection(target) is not None
 
     async def _serve_punch(self, stream: PeerStream) -> None:
         """Only members, and only through a relay: where we connect to is what the other end says."""
         peer = stream.remote_peer
-        if not stream.muxed.muxed_conn.is_relayed or not self._is_member(peer) or len(self._meeting) >= MAX_MEETINGS:
+        is_allowed = stream.muxed.muxed_conn.is_relayed and self._is_member(peer)
+        if not is_allowed or not self._meetings.enter(peer, micros(trio.current_time())):
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "no direct connection is tried now")
-        self._meeting[peer] = None
         try:
             with suppress(trio.TooSlowError):
                 addresses = await punch.answer_start(stream, self._own)
                 await self._meet(libp2p_id(peer), addresses, 0.0, is_server=False)
         finally:
-            self._meeting.pop(peer, None)
+            self._meetings.leave(peer)
 
     async def _meet(self, peer: ID, addresses: list[TcpAddress], round_trip_s: float, *, is_server: bool) -> None:
         meeting = punch.Meeting(self._swarm, self._noise, peer, round_trip_s, is_server=is_server)

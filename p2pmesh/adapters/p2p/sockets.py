@@ -4,6 +4,7 @@ A NAT has one mapping for what leaves from that port, and it is the one that oth
 owns its port alone (``hardening``); it shares it for the moment in which another socket is bound to it, and no longer.
 """
 
+import errno
 import socket as stdlib_socket
 from ipaddress import ip_address
 
@@ -29,11 +30,19 @@ def listen_port(swarm: Swarm) -> int | None:
     return ports.pop() if len(ports) == 1 else None
 
 
+def listens_on_loopback_alone(swarm: Swarm) -> bool:
+    """Whether only this machine can reach us."""
+    return all(_is_loopback(str(sock.getsockname()[0])) for sock in listening_sockets(swarm))
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith(("127.", "::1"))
+
+
 def _listener_for(swarm: Swarm, host: str) -> trio.socket.SocketType | None:
     family = stdlib_socket.AF_INET6 if ":" in host else stdlib_socket.AF_INET
     for sock in listening_sockets(swarm):
-        is_loopback = str(sock.getsockname()[0]).startswith(("127.", "::1"))
-        if sock.family == family and is_loopback == host.startswith(("127.", "::1")):
+        if sock.family == family and _is_loopback(str(sock.getsockname()[0])) == _is_loopback(host):
             return sock
     return next((sock for sock in listening_sockets(swarm) if sock.family == family), None)
 
@@ -60,6 +69,8 @@ async def connect_from_listen_port(swarm: Swarm, host: str, port: int) -> RawCon
 
 
 async def _share_port(sock: trio.socket.SocketType, listener: trio.socket.SocketType) -> None:
+    if not hasattr(stdlib_socket, "SO_REUSEPORT"):
+        raise OSError(errno.ENOTSUP, "this system shares no ports")
     sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_REUSEADDR, 1)
     sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_REUSEPORT, 1)
     if sock.family == stdlib_socket.AF_INET6:

@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import pytest
 import trio
+from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerField
+from multiaddr import Multiaddr
 
-from p2pmesh.adapters.p2p.autonat import AUTONAT_PROTOCOL
+from p2pmesh.adapters.p2p import reach
+from p2pmesh.adapters.p2p.autonat import AUTONAT_PROTOCOL, IDENTIFY_PROTOCOL
 from p2pmesh.adapters.p2p.circuit import circuits_to, parse_circuit
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.p2p.keys import libp2p_id
-from p2pmesh.adapters.p2p.punch import DCUTR_PROTOCOL
+from p2pmesh.adapters.p2p.punch import DCUTR_PROTOCOL, Meetings
 from p2pmesh.adapters.p2p.relay import HOP_PROTOCOL, STOP_PROTOCOL
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import Micros
 from p2pmesh.core.reachability import DialBack
 from p2pmesh.core.relaying import RelayLimits
 from p2pmesh.ports.network import ByteStream, PathKind
@@ -223,6 +227,90 @@ async def test_whoever_is_no_member_aims_nobody() -> None:
         b.dismiss(a.peer_id)
         a.reach.set_own_addresses(("/ip4/127.0.0.1/tcp/1",))
         assert not await b.reach.punch(a.peer_id, ("/ip4/127.0.0.1/tcp/1",), 2.0)
+
+
+async def meet_through_the_relay(relay: Libp2pNetwork, a: Libp2pNetwork, b: Libp2pNetwork) -> None:
+    await b.reach.reserve(relay.peer_id, DEADLINE_S)
+    await a.dial(b.peer_id, through(relay), DEADLINE_S)
+    await admit_each_other(a, b)
+
+
+async def test_a_peer_that_starts_while_we_do_ends_no_more_than_its_try() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            await meet_through_the_relay(relay, a, b)
+
+            async def start_too(stream: ByteStream) -> None:
+                other = await a.open_stream(b.peer_id, DCUTR_PROTOCOL, DEADLINE_S)
+                await other.send(b"\x05hello")
+                with suppress(PeerUnavailable):
+                    await other.receive_exactly(1)
+
+            a.serve(DCUTR_PROTOCOL, start_too)
+            assert not await b.reach.punch(a.peer_id, (), DEADLINE_S)
+
+
+async def test_a_peer_has_one_try_at_a_time() -> None:
+    with trio.fail_after(5):  # the first one is waited for twice as long
+        async with three() as (relay, a, b):
+            await meet_through_the_relay(relay, a, b)
+            await a.open_stream(b.peer_id, DCUTR_PROTOCOL, DEADLINE_S)
+            second = await a.open_stream(b.peer_id, DCUTR_PROTOCOL, DEADLINE_S)
+            with pytest.raises(PeerUnavailable):
+                await second.receive_exactly(1)
+
+
+def test_a_peer_may_ask_for_a_few_tries_and_then_for_one_now_and_then() -> None:
+    meetings = Meetings()
+    asker, other = fake_identity("a").peer_id, fake_identity("b").peer_id
+
+    def tries(peer: PeerId, now: int) -> bool:
+        is_let = meetings.enter(peer, Micros(now))
+        if is_let:
+            meetings.leave(peer)
+        return is_let
+
+    assert [tries(asker, 0) for _ in range(6)] == [True] * 4 + [False] * 2
+    assert tries(other, 0)
+    assert tries(asker, 10_000_000)
+    assert not tries(asker, 10_000_000)
+
+
+async def test_nobody_aims_us_at_services_of_our_own_machine() -> None:
+    with trio.fail_after(DEADLINE_S), socket.create_server(("127.0.0.1", 0)) as service:
+        service.setblocking(False)
+        async with three() as (relay, a, _), open_network(fake_identity("c"), ("/ip4/0.0.0.0/tcp/0",)) as c:
+            await c.dial(relay.peer_id, relay.addresses(), DEADLINE_S)
+            relay.admit(c.peer_id)
+            await meet_through_the_relay(relay, a, c)
+            a.reach.set_own_addresses((f"/ip4/127.0.0.1/tcp/{service.getsockname()[1]}",))
+            assert not await c.reach.punch(a.peer_id, (), 1.0)
+        with pytest.raises(BlockingIOError):
+            service.accept()
+
+
+@pytest.mark.parametrize("address", ["/dns4/evil.example/tcp/4001", "/ip4/0.0.0.0/tcp/4001", "/ip4/224.0.0.1/tcp/1"])
+async def test_a_peer_that_sees_us_where_nobody_is_says_nothing(address: str) -> None:
+    message = Identify(observed_addr=Multiaddr(address).to_bytes()).SerializeToString()
+
+    async def lie(stream: ByteStream) -> None:
+        await stream.send(bytes((len(message),)) + message)
+
+    async with three() as (relay, a, _):
+        relay.serve(IDENTIFY_PROTOCOL, lie)
+        assert await a.reach.observe(relay.peer_id, 5.0) is None
+
+
+async def test_who_leads_nobody_to_us_and_says_nothing_is_no_fault_of_ours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reach, "RELAY_TIMEOUT_S", 0.05)
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, _):
+            stream = await relay.open_stream(a.peer_id, STOP_PROTOCOL, DEADLINE_S)
+            with pytest.raises(PeerUnavailable):
+                await stream.receive_exactly(1)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_witness_dials_back_where_the_question_came_from_and_nowhere_else() -> None:
