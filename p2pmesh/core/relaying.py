@@ -5,7 +5,8 @@ get room for serving models; strangers, who may be on their way in, get what a h
 relay carry traffic for him, or take the places of members.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 
 from p2pmesh.base.ids import PeerId
@@ -23,6 +24,7 @@ class RelayLimits:
     circuit_bytes: int = 64 * GIB
     circuit_s: int = 86_400
     stranger_reservations: int = 8
+    stranger_reservations_per_network: int = 4
     stranger_reservation_s: int = 600
     stranger_circuits: int = 16
     stranger_circuits_per_network: int = 4
@@ -113,7 +115,10 @@ class RelayLedger:
         self._expire(now)
         others = {other: place for other, place in self._places.items() if other != peer}
         strangers = [place for place in others.values() if not place.is_member]
-        if not is_member and len(strangers) >= limits.stranger_reservations:
+        from_there = sum(place.network == network for place in strangers)
+        if not is_member and (
+            len(strangers) >= limits.stranger_reservations or from_there >= limits.stranger_reservations_per_network
+        ):
             return RelayRefusal.FULL
         if len(others) >= limits.reservations:
             if not is_member or not strangers:
@@ -124,6 +129,10 @@ class RelayLedger:
         self._places.pop(peer, None)
         self._places[peer] = place
         return place
+
+    def count_members(self, is_member: Callable[[PeerId], bool]) -> None:
+        """Whose places are members' now: who joined through us holds a stranger's no more."""
+        self._places = {peer: replace(place, is_member=is_member(peer)) for peer, place in self._places.items()}
 
     def open_circuit(
         self, source: PeerId, target: PeerId, network: str, now: Micros, *, is_of_members: bool

@@ -96,7 +96,9 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class RelaysChanged:
-    """``held`` is another than before."""
+    """``held`` is another than before; who is in it no more."""
+
+    lost: tuple[PeerId, ...] = ()
 
 
 Effect = Reserve | RelaysChanged
@@ -173,8 +175,9 @@ class ReservationsMachine:
         self._expire(now)
         wanted = tuple(self._choose(now))
         held = self.held
-        is_news, self._told = held != self._told, held
-        return (*wanted, RelaysChanged()) if is_news else wanted
+        before, self._told = self._told, held
+        lost = tuple(peer for peer in before if peer not in held)
+        return (*wanted, RelaysChanged(lost)) if held != before else wanted
 
     def _on_candidates(self, candidates: tuple[Candidate, ...], now: Micros) -> None:
         ordered = sorted(candidates, key=lambda one: (not one.is_told, not one.is_announced, one.order, one.peer))

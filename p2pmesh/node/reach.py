@@ -306,7 +306,9 @@ class Reach:
             match effect:
                 case reservations.Reserve(peer):
                     self._start(self._reserve, peer)
-                case reservations.RelaysChanged():
+                case reservations.RelaysChanged(lost):
+                    for relay in lost:
+                        self._port.give_up_relay(relay)
                     self._met.clear()  # whoever was out of reach with the last relay may be met through this one
                     self._announce()
                     relays = list(self._relays.held)

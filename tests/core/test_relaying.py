@@ -43,6 +43,23 @@ def test_members_take_the_places_of_strangers_and_not_the_other_way_round() -> N
     assert relay.reserve(D, "n", Micros(0), is_member=True) is RelayRefusal.FULL
 
 
+def test_one_network_does_not_take_all_places_of_strangers() -> None:
+    relay = RelayLedger(RelayLimits(stranger_reservations=3, stranger_reservations_per_network=2))
+    assert isinstance(relay.reserve(A, "n", Micros(0), is_member=False), Place)
+    assert isinstance(relay.reserve(B, "n", Micros(0), is_member=False), Place)
+    assert relay.reserve(C, "n", Micros(0), is_member=False) is RelayRefusal.FULL
+    assert isinstance(relay.reserve(B, "n", Micros(1), is_member=False), Place)  # its own, for longer
+    assert isinstance(relay.reserve(C, "m", Micros(1), is_member=False), Place)
+
+
+def test_a_stranger_that_has_become_a_member_leaves_its_place_to_others() -> None:
+    relay = RelayLedger(RelayLimits(stranger_reservations=1))
+    relay.reserve(A, "n", Micros(0), is_member=False)
+    relay.count_members(lambda peer: peer == A)
+    assert isinstance(relay.reserve(B, "n", Micros(0), is_member=False), Place)
+    assert relay.holds_place(A, Micros(0))
+
+
 def test_nobody_is_led_to_who_keeps_no_place() -> None:
     relay = ledger(A)
     refused = relay.open_circuit(A, B, "n", Micros(0), is_of_members=True)

@@ -70,7 +70,7 @@ def test_one_that_is_not_renewed_is_given_up_at_its_end() -> None:
     machine, _ = needing(ALL[0])
     machine.handle(Reserved(A, 100), Micros(0))
     machine.handle(DeadlinePassed(), Micros(50))
-    assert machine.handle(DeadlinePassed(), Micros(100)) == (RelaysChanged(),)
+    assert machine.handle(DeadlinePassed(), Micros(100)) == (RelaysChanged((A,)),)
     assert machine.held == ()
     machine.handle(ReserveFailed(A), Micros(100))
     deadline = machine.deadline()
@@ -86,7 +86,7 @@ def test_another_takes_the_place_of_one_that_refuses() -> None:
 def test_the_only_relay_is_tried_again_soon_after_it_was_lost_though_nobody_sees_it() -> None:
     machine, _ = needing(ALL[0])
     machine.handle(Reserved(A, LIFE), Micros(0))
-    assert machine.handle(RelayLost(A), Micros(100)) == (RelaysChanged(),)
+    assert machine.handle(RelayLost(A), Micros(100)) == (RelaysChanged((A,)),)
     machine.handle(CandidatesChanged(()), Micros(101))
     assert machine.is_relay(A)
     now = Micros(101)
@@ -127,7 +127,7 @@ def test_what_is_not_needed_any_more_lapses() -> None:
     machine.handle(Reserved(A, 100), Micros(0))
     machine.handle(NeedChanged(is_needed=False), Micros(1))
     assert machine.deadline() == 100
-    assert machine.handle(DeadlinePassed(), Micros(100)) == (RelaysChanged(),)
+    assert machine.handle(DeadlinePassed(), Micros(100)) == (RelaysChanged((A,)),)
     assert machine.deadline() is None
 
 
@@ -146,7 +146,9 @@ class AnyOrder(RuleBasedStateMachine):
     def tell(self, event: object) -> None:
         before = self.machine.held
         effects = self.machine.handle(event, self.now)  # type: ignore[arg-type]
-        assert (RelaysChanged() in effects) == (before != self.machine.held)
+        changes = [effect for effect in effects if isinstance(effect, RelaysChanged)]
+        lost = tuple(peer for peer in before if peer not in self.machine.held)
+        assert changes == ([RelaysChanged(lost)] if before != self.machine.held else [])
         for effect in effects:
             if isinstance(effect, Reserve):
                 assert effect.peer not in self.asked, "asked twice at once"

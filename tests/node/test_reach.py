@@ -78,10 +78,12 @@ async def test_the_only_relay_is_asked_again_after_it_was_away(autojump_clock: M
         reach.grants = {founder.peer: 3600}
         await trio.sleep(30)
         assert [held.relay for held in node.node.reach.report().reservations] == [founder.peer]
+        assert founder.peer in reach.guests
         reach.grants = {}
         reach.change_paths(founder.peer)
         await trio.sleep(1)
         assert node.node.reach.report().reservations == ()
+        assert founder.peer not in reach.guests
         assert reach.besides[1] == ()
         reach.grants = {founder.peer: 3600}
         reach.change_paths(founder.peer, direct=True)

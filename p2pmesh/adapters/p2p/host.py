@@ -340,7 +340,7 @@ class _ConnectionWatch(INotifee):
     def __init__(self, swarm: HardenedSwarm, events: ConnectionEvents) -> None:
         self._swarm = swarm
         self._events = events
-        self.on_gone: Callable[[PeerId], None] = lambda peer: None
+        self.on_direct_gone: Callable[[PeerId], None] = lambda peer: None
 
     async def connected(self, network: INetwork, conn: INetConn) -> None:
         is_inbound = getattr(conn, "direction", None) == Direction.INBOUND
@@ -350,10 +350,11 @@ class _ConnectionWatch(INotifee):
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         peer = conn.muxed_conn.peer_id
         self._swarm.paths.mark()
+        if self._swarm.direct_connection(peer) is None:
+            self.on_direct_gone(peer_id_of(peer))
         if not self._swarm.get_connections(peer):
             self._swarm.gate.forget(peer)
             self._events.disconnected(peer_id_of(peer))
-            self.on_gone(peer_id_of(peer))
             with suppress(PeerStoreError):
                 self._swarm.peerstore.clear_peerdata(peer)
 
@@ -432,7 +433,7 @@ class _Runner:
                 return port_in_use(str(address))
         gossip = await stack.enter_async_context(open_gossip(self._host))
         network = Libp2pNetwork(self._built, gossip, events)
-        watch.on_gone = network.reach.forget
+        watch.on_direct_gone = network.reach.forget
         await stack.enter_async_context(network.records.running())
         return network
 

@@ -23,7 +23,7 @@ from p2pmesh.adapters.p2p.keys import libp2p_id, peer_id_of
 from p2pmesh.adapters.p2p.noise import NoiseChannel, NoiseTransport, SocketChannel
 from p2pmesh.adapters.p2p.sockets import connect_from_listen_port, interface_addresses, listen_port
 from p2pmesh.adapters.p2p.streams import PeerStream, open_stream_on
-from p2pmesh.adapters.p2p.yamux import GUEST_LIMITS, MEMBER_LIMITS, YamuxConnection, YamuxStream
+from p2pmesh.adapters.p2p.yamux import GUEST_LIMITS, MEMBER_LIMITS, STRANGER_LIMITS, YamuxConnection, YamuxStream
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_ADDRESSES
@@ -62,7 +62,10 @@ class Reach:
         self._meetings = punch.Meetings()
         self._own: tuple[str, ...] = ()
         self._besides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        self._relay: relay.Relay | None = None
+        self._relay = relay.Relay(
+            RelayLimits(), self._open_stop, self._is_member, self._network_of, self._told_addresses, self._fit_limits
+        )
+        self._is_relaying = False
         self._witness = autonat.DialBackServer(self._prove)
         hub.serve(relay.HOP_PROTOCOL, self._serve_hop)
         hub.serve(relay.STOP_PROTOCOL, self._serve_stop)
@@ -185,15 +188,17 @@ class Reach:
         life_s = 0
         with trio.move_on_after(timeout_s):
             stream = await self._open_direct(relay_peer, relay.HOP_PROTOCOL, timeout_s)
+            was_ours = relay_peer in self._relays  # a place that is not renewed stands to its end
             self._relays[relay_peer] = None  # before the answer is here, somebody may be led to us
             try:
                 life_s = await relay.reserve(stream)
             finally:
                 await stream.reset()
-                if not life_s:
+                if not life_s and not was_ours:
                     self.give_up_relay(relay_peer)
         if not life_s:
             raise PeerUnavailable(ErrorCode.PEER_UNREACHABLE, f"relay {relay_peer} did not answer in {timeout_s:g} s")
+        self._relays[relay_peer] = None  # also if it was given up meanwhile, for its last place had ended
         self._make_guest(libp2p_id(relay_peer))
         return life_s
 
@@ -210,6 +215,7 @@ class Reach:
             muxed = await relay.connect(stream, target)
             self._make_guest(libp2p_id(circuit.relay))
             connection = await self._swarm.upgrade_outbound_raw_conn(CircuitCarrier(muxed, is_initiator=True), target)
+            self._make_guest(libp2p_id(circuit.relay))  # again: only now is it seen that it leads us
             is_done = True
         finally:
             if not is_done:
@@ -221,6 +227,16 @@ class Reach:
         for connection in self._swarm.connections_of(peer):
             if connection.limits is not MEMBER_LIMITS:
                 connection.limits = GUEST_LIMITS
+
+    def _fit_limits(self, peer: PeerId) -> None:
+        """A guest's limits as long as it has something here, and no longer: who only asks has a stranger's."""
+        if self.uses_relay(peer):
+            self._make_guest(libp2p_id(peer))
+        everyone = [connection.muxed_conn for connection in self._swarm.get_connections()]
+        guests = [one for one in everyone if isinstance(one, YamuxConnection) and one.limits is GUEST_LIMITS]
+        for guest in guests:
+            if not self.uses_relay(peer_id_of(guest.peer_id)):
+                guest.limits = STRANGER_LIMITS
 
     async def _serve_stop(self, stream: PeerStream) -> None:
         """Somebody is led to us."""
@@ -238,17 +254,12 @@ class Reach:
 
     def offer_relay(self, limits: RelayLimits | None) -> None:
         """Relays for others, or no more."""
-        if limits is None:
-            self._relay = None
-        elif self._relay is None:
-            self._relay = relay.Relay(limits, self._open_stop, self._is_member, self._network_of, self._told_addresses)
-        else:
+        self._is_relaying = limits is not None
+        if limits is not None:
             self._relay.ledger.limits = limits
 
     def relay_use(self) -> RelayUse:
         """What is relayed now."""
-        if self._relay is None:
-            return RelayUse(0, 0)
         ledger = self._relay.ledger
         return RelayUse(ledger.place_count(micros(trio.current_time())), ledger.circuit_count)
 
@@ -256,7 +267,7 @@ class Reach:
         """Whether a peer has a place or a circuit here, or keeps one for us."""
         if peer in self._relays or self._leads_us(peer):
             return True
-        return self._relay is not None and self._relay.ledger.uses(peer, micros(trio.current_time()))
+        return self._relay.ledger.uses(peer, micros(trio.current_time()))
 
     def _leads_us(self, peer: PeerId) -> bool:
         """Whether a circuit of ours goes through a peer."""
@@ -269,15 +280,13 @@ class Reach:
         return False
 
     def forget(self, peer: PeerId) -> None:
-        """The last connection to a peer is gone, and with it all places."""
+        """The last direct connection to a peer is gone, and with it all places."""
         self.give_up_relay(peer)
-        if self._relay is not None:
-            self._relay.ledger.forget(peer)
+        self._relay.ledger.forget(peer)
 
     async def _serve_hop(self, stream: PeerStream) -> None:
-        if self._relay is None:
+        if not self._is_relaying:
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "this node relays for nobody")
-        self._make_guest(libp2p_id(stream.remote_peer))
         await self._relay.serve(stream)
 
     async def _open_stop(self, peer: PeerId) -> PeerStream:

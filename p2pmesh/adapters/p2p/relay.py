@@ -96,12 +96,15 @@ class Relay:
         is_member: Callable[[PeerId], bool],
         network_of: Callable[[PeerId], str | None],
         own_addresses: Callable[[], list[bytes]],
+        on_use: Callable[[PeerId], None],
     ) -> None:
         self.ledger = RelayLedger(limits)
         self._open_stop = open_stop
         self._is_member = is_member
         self._network_of = network_of
         self._own_addresses = own_addresses
+        self._on_use = on_use
+        """Told of each peer that has been given something, and when a circuit of it is over."""
 
     async def serve(self, stream: PeerStream) -> None:
         """One request: a place, or a circuit and all that passes through it."""
@@ -122,10 +125,12 @@ class Relay:
     async def _reserve(self, stream: PeerStream, network: str) -> None:
         """For who asks, which the connection proves; whom the message names counts for nothing."""
         peer, now = stream.remote_peer, _now()
+        self.ledger.count_members(self._is_member)
         place = self.ledger.reserve(peer, network, now, is_member=self._is_member(peer))
         if not isinstance(place, Place):
             await _answer(stream, _STATUS[place])
             return
+        self._on_use(peer)
         expire = int(time.time()) + (place.ends_at - now) // MICROS_PER_SECOND
         message = HopMessage(
             type=HopMessage.STATUS,
@@ -133,7 +138,8 @@ class Relay:
             reservation=Reservation(expire=expire, addrs=self._own_addresses()),
             limit=self._limit(is_of_members=place.is_member),
         )
-        await send_delimited(stream, message)
+        with trio.move_on_after(MESSAGE_TIMEOUT_S):
+            await send_delimited(stream, message)
 
     def _limit(self, *, is_of_members: bool) -> Limit:
         limits = self.ledger.limits
@@ -158,6 +164,11 @@ class Relay:
             await self._lead(stream, circuit)
         finally:
             self.ledger.close_circuit(circuit)
+            self._note_use(circuit)
+
+    def _note_use(self, circuit: Circuit) -> None:
+        for peer in (circuit.source, circuit.target):
+            self._on_use(peer)
 
     async def _lead(self, stream: PeerStream, circuit: Circuit) -> None:
         stop: PeerStream | None = None
@@ -169,8 +180,11 @@ class Relay:
             return
         limit = self._limit(is_of_members=circuit.is_of_members)
         try:
-            await send_delimited(stream, HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=limit))
-            await _Passage(circuit, self._grow, stream.muxed, stop.muxed).run()
+            self._note_use(circuit)
+            with trio.move_on_after(MESSAGE_TIMEOUT_S) as waited:  # who reads nothing must not hold a circuit for it
+                await send_delimited(stream, HopMessage(type=HopMessage.STATUS, status=Status.OK, limit=limit))
+            if not waited.cancelled_caught:
+                await Passage(circuit, self._grow, stream.muxed, stop.muxed).run()
         finally:
             await stop.reset()
             await stream.reset()
@@ -201,7 +215,7 @@ class Relay:
         return None
 
 
-class _Passage:
+class Passage:
     """The bytes of one circuit, until its ends close it or it has had its share."""
 
     def __init__(
@@ -228,7 +242,7 @@ class _Passage:
         """Ends it when its time is up, unless there is more by then."""
         while True:
             await trio.sleep(max(0.0, (self._circuit.ends_at - _now()) / MICROS_PER_SECOND))
-            if not self._has_grown():
+            if self._circuit.ends_at <= _now() and not self._has_grown():  # it may have grown meanwhile for its bytes
                 self._scope.cancel()
 
     def _has_grown(self) -> bool:
@@ -253,8 +267,9 @@ class _Passage:
 
 
 async def _answer(stream: PeerStream, status: "Status.ValueType") -> None:
-    await send_delimited(stream, HopMessage(type=HopMessage.STATUS, status=status))
-    await stream.finish()
+    with trio.move_on_after(MESSAGE_TIMEOUT_S):
+        await send_delimited(stream, HopMessage(type=HopMessage.STATUS, status=status))
+        await stream.finish()
 
 
 def _now() -> Micros:

@@ -4,13 +4,17 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import pytest
 import trio
 from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerField
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from multiaddr import Multiaddr
+from trio.testing import MockClock
 
 from p2pmesh.adapters.p2p import reach
 from p2pmesh.adapters.p2p.autonat import AUTONAT_PROTOCOL, IDENTIFY_PROTOCOL
@@ -18,12 +22,13 @@ from p2pmesh.adapters.p2p.circuit import circuits_to, parse_circuit
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.p2p.keys import libp2p_id
 from p2pmesh.adapters.p2p.punch import DCUTR_PROTOCOL, Meetings
-from p2pmesh.adapters.p2p.relay import HOP_PROTOCOL, STOP_PROTOCOL
+from p2pmesh.adapters.p2p.relay import HOP_PROTOCOL, STOP_PROTOCOL, Passage
+from p2pmesh.adapters.p2p.yamux import YamuxStream
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.quantities import Micros
+from p2pmesh.base.quantities import Micros, micros
 from p2pmesh.core.reachability import DialBack
-from p2pmesh.core.relaying import RelayLimits
+from p2pmesh.core.relaying import Circuit, RelayLedger, RelayLimits
 from p2pmesh.ports.network import ByteStream, PathKind
 from tests.fakes.identity import fake_identity
 
@@ -140,6 +145,93 @@ async def test_only_a_relay_of_ours_leads_others_to_us() -> None:
         b.reach.give_up_relay(relay.peer_id)
         with pytest.raises(PeerUnavailable):
             await a.dial(b.peer_id, through(relay), DEADLINE_S)
+
+
+async def test_a_place_ends_with_the_direct_connection_though_a_relayed_one_stands() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            a.reach.offer_relay(RelayLimits())
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await b.dial(a.peer_id, a.addresses(), DEADLINE_S)
+            await b.reach.reserve(a.peer_id, DEADLINE_S)
+            await a.reach.dial_circuit(libp2p_id(b.peer_id), circuits_to(b.peer_id, through(relay))[0])
+            direct = b._swarm.direct_connection(libp2p_id(a.peer_id))
+            assert direct is not None
+            direct.abort("the cable is out")
+            await until(lambda: not a.reach.relay_use().reservations)
+            assert a.reach.paths_of(b.peer_id).has_relayed
+
+
+async def test_a_relay_that_pauses_forgets_nothing_of_what_it_gives() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+            relay.reach.offer_relay(None)
+            relay.reach.offer_relay(RelayLimits())
+            assert (relay.reach.relay_use().reservations, relay.reach.relay_use().circuits) == (1, 1)
+
+
+async def test_a_place_that_is_not_renewed_stands_to_its_end() -> None:
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            relay.reach.offer_relay(RelayLimits(reservations=0))
+            with pytest.raises(PeerUnavailable):
+                await b.reach.reserve(relay.peer_id, DEADLINE_S)
+            await a.dial(b.peer_id, through(relay), DEADLINE_S)
+
+
+async def test_who_only_asks_a_relay_may_have_it_hold_no_more_than_any_stranger() -> None:
+    async def read_nothing(stream: ByteStream) -> None:
+        await trio.sleep_forever()
+
+    with trio.fail_after(DEADLINE_S):
+        async with three() as (relay, a, b):
+            relay.serve("/test/unread/1", read_nothing)
+            relay.dismiss(a.peer_id)
+            with pytest.raises(PeerUnavailable):
+                await a.reach.dial_circuit(libp2p_id(b.peer_id), circuits_to(b.peer_id, through(relay))[0])
+            with suppress(PeerUnavailable):
+                for _ in range(4):
+                    unread = await a.open_stream(relay.peer_id, "/test/unread/1", DEADLINE_S)
+                    await unread.send(bytes(250_000))
+            await until(lambda: relay.peer_id not in a.connected_peers())
+
+
+class End:
+    """A stream of which each read gives 100 bytes a second later, ``reads`` times."""
+
+    def __init__(self, reads: int, every_s: float) -> None:
+        self._reads = reads
+        self._every_s = every_s
+        self.written = 0
+
+    async def read(self, most: int) -> bytes:
+        await trio.sleep(self._every_s)
+        if not self._reads:
+            raise MuxedStreamEOF("over")
+        self._reads -= 1
+        return bytes(100)
+
+    async def write(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.written += len(data)
+
+    def finish(self) -> None:
+        """There is nobody to tell."""
+
+
+async def test_a_circuit_that_grew_for_its_bytes_outlives_the_time_of_a_strangers(autojump_clock: MockClock) -> None:
+    now = micros(trio.current_time())
+    ledger = RelayLedger(RelayLimits(stranger_circuit_bytes=250, stranger_circuit_s=5))
+    ledger.reserve(TARGET, "n", now, is_member=True)
+    circuit = ledger.open_circuit(RELAY, TARGET, "n", now, is_of_members=False)
+    assert isinstance(circuit, Circuit)
+    source, target = End(20, 1.0), End(0, 0.0)
+    grow = partial(ledger.extend, now=now)
+    await Passage(circuit, grow, cast(YamuxStream, source), cast(YamuxStream, target)).run()
+    assert target.written == 2000
 
 
 async def test_strangers_pass_a_hello_through_a_relay_and_no_model() -> None:
