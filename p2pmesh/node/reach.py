@@ -13,7 +13,7 @@ import trio
 
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import PeerId
-from p2pmesh.base.limits import MAX_ADDRESSES
+from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import reachability, reservations, upgrades
 from p2pmesh.core.reachability import DialBack, HeldReservation, Reachability, ReachReport, RelayLoad, Witness
@@ -342,7 +342,10 @@ class Reach:
         told = (*_direct(said.addresses if said else ()), *self._where.get(relay, ()), *self._told.get(relay, ()))
         bare = dict.fromkeys(address.partition("/p2p/")[0] for address in told)
         best = sorted(bare, key=lambda address: _is_inner(_host_of(address)))
-        return tuple(f"{address}/p2p/{relay}/p2p-circuit" for address in best[:MAX_RELAY_ADDRESSES])
+        through = [f"{address}/p2p/{relay}/p2p-circuit" for address in best if _port_of(address)]
+        # What a relay says of itself becomes a part of our own announcement: nobody takes it with one too long.
+        room = MAX_ADDRESS_BYTES - len(f"/p2p/{self._overlay.own_peer}")
+        return tuple(text for text in through if len(text.encode()) <= room)[:MAX_RELAY_ADDRESSES]
 
     def _announce(self) -> None:
         relayed = [address for relay in self._relays.held for address in self._addresses_at(relay)]

@@ -3,6 +3,7 @@
 import trio
 from trio.testing import MockClock
 
+from p2pmesh.base.limits import MAX_ADDRESS_BYTES
 from p2pmesh.core.reachability import DialBack, NatKind, Reachability
 from p2pmesh.core.relaying import ReachSettings, RelayService
 from p2pmesh.node.reach import GRACE_S, HOSTS_EVERY_S, LOOK_EVERY_S, Reach
@@ -89,6 +90,19 @@ async def test_the_only_relay_is_asked_again_after_it_was_away(autojump_clock: M
         reach.change_paths(founder.peer, direct=True)
         await trio.sleep(10)
         assert [held.relay for held in node.node.reach.report().reservations] == [founder.peer]
+
+
+async def test_an_address_of_a_relay_that_would_make_our_own_too_long_is_left_out(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        founder, witness, node = await seen_by_two(mesh)
+        reach = node.network.reach
+        translate(node, founder, witness)
+        reach.grants = dict.fromkeys((founder.peer, witness.peer), 3600)
+        reach.dialled[founder.peer] = f"/dns4/{'a' * 450}/tcp/4001"
+        await trio.sleep(60)
+        assert {held.relay for held in node.node.reach.report().reservations} >= {witness.peer}
+        assert reach.besides[1]
+        assert all(len(f"{text}/p2p/{node.peer}") <= MAX_ADDRESS_BYTES for text in reach.besides[1])
 
 
 async def test_a_relay_that_is_full_gives_way_to_another(autojump_clock: MockClock) -> None:

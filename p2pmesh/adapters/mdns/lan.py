@@ -9,6 +9,7 @@ import logging
 import math
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -122,7 +123,7 @@ class MdnsLan:
         failures: list[BaseException] = []
         for address in addresses:
             _check_usable(address)
-        zeroconf = await _in_thread(partial(Zeroconf, interfaces=list(addresses), use_asyncio=False))
+        zeroconf = await _opened(partial(Zeroconf, interfaces=list(addresses), use_asyncio=False))
         try:
             self._detail, self._is_listening = "", True
             token = trio.lowlevel.current_trio_token()
@@ -246,7 +247,7 @@ class MdnsLan:
         try:
             record = decode_txt(_text_fields(info), takes_loopback=self.is_alone)
         except RemoteProtocolError as error:
-            log.debug("%s: %s", name, error.message)
+            log.debug("%r: %s", name, error.message)
             self._refuse()
             return
         known = self._seen.pop(name, None)
@@ -272,6 +273,27 @@ def _check_usable(address: str) -> None:
 async def _in_thread(call: Callable[[], Any]) -> Any:
     """Blocks a thread, not the node; abandoned on cancellation, for each call ends by itself."""
     return await trio.to_thread.run_sync(call, abandon_on_cancel=True)  # type: ignore[call-arg]
+
+
+async def _opened(make: Callable[[], Zeroconf]) -> Zeroconf:
+    """One that runs. Cancelled before it does, the thread closes it: nobody else knows of it."""
+    is_given_up = threading.Event()
+    made: list[Zeroconf] = []
+
+    def make_or_close() -> None:
+        made.append(make())
+        if is_given_up.is_set():
+            made[0].close()
+
+    try:
+        await _in_thread(make_or_close)
+    except trio.Cancelled:
+        is_given_up.set()
+        for one in made:  # at the very moment; to close twice does no harm
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + STOP_TIMEOUT_S):
+                await _in_thread(one.close)
+        raise
+    return made[0]
 
 
 async def _noting(task: Callable[[], Any], failures: list[BaseException], scope: trio.CancelScope) -> None:

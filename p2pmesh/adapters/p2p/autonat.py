@@ -135,8 +135,9 @@ def _text_of(data: bytes) -> str:
 
 async def _answer(stream: PeerStream, status: "Message.ResponseStatus.ValueType", address: bytes = b"") -> None:
     response = Message.DialResponse(status=status, addr=address)
-    await send_delimited(stream, Message(type=Message.DIAL_RESPONSE, dialResponse=response))
-    await stream.finish()
+    with trio.move_on_after(MESSAGE_TIMEOUT_S):
+        await send_delimited(stream, Message(type=Message.DIAL_RESPONSE, dialResponse=response))
+        await stream.finish()
 
 
 async def prove_dialable(upgrader: TransportUpgrader, address: TcpAddress, peer: ID) -> bool:

@@ -1,6 +1,7 @@
 """Real multicast on the loopback interface: two nodes see each other, pools among them, and part."""
 
 import secrets
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -8,6 +9,7 @@ import pytest
 import trio
 from zeroconf import ServiceInfo, Zeroconf
 
+from p2pmesh.adapters.mdns import lan
 from p2pmesh.adapters.mdns.lan import MdnsLan, open_lan
 from p2pmesh.adapters.mdns.listings import LanListings, publisher_of
 from p2pmesh.base.ids import MeshId
@@ -62,6 +64,30 @@ async def test_the_fake_and_the_real_one_show_what_is_told_and_what_is_taken_bac
             one.tell(None)
             assert await wait_seen(other, 0) == ()
             assert one.state().is_listening
+
+
+class SlowZeroconf:
+    """Opens when it is let."""
+
+    def __init__(self) -> None:
+        self.is_let, self.is_begun, self.is_closed = threading.Event(), threading.Event(), threading.Event()
+
+    def open(self, **_: object) -> "SlowZeroconf":
+        self.is_begun.set()
+        self.is_let.wait(PATIENCE_S)
+        return self
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+async def test_what_opens_after_nobody_wants_it_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowZeroconf()
+    monkeypatch.setattr(lan, "Zeroconf", slow.open)
+    async with open_lan(Loopback()):
+        assert await trio.to_thread.run_sync(slow.is_begun.wait, PATIENCE_S)
+    slow.is_let.set()
+    assert await trio.to_thread.run_sync(slow.is_closed.wait, 5.0)
 
 
 async def test_bad_records_cost_themselves_alone(ours: str) -> None:
