@@ -350,7 +350,8 @@ class _ConnectionWatch(INotifee):
     async def disconnected(self, network: INetwork, conn: INetConn) -> None:
         peer = conn.muxed_conn.peer_id
         self._swarm.paths.mark()
-        if self._swarm.direct_connection(peer) is None:
+        left = [muxed for muxed in self._swarm.connections_of(peer) if not muxed.is_relayed and not muxed.is_closed]
+        if not left:  # one that is only beginning counts
             self.on_direct_gone(peer_id_of(peer))
         if not self._swarm.get_connections(peer):
             self._swarm.gate.forget(peer)
