@@ -40,7 +40,12 @@ def why_not() -> str | None:
     made = subprocess.run(["ip", "netns", "add", "reach-try"], capture_output=True, text=True)
     if made.returncode:
         return f"network namespaces are not permitted here: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", "reach-try"], check=True)
+    try:
+        _inside("reach-try", "nft", "-f", "-", stdin=_rules(Nat.FULL_CONE, "10.0.0.1"))
+    except subprocess.CalledProcessError as error:  # a kernel without what a router does
+        return f"this machine cannot be a router: {error.stderr.strip()[:200]}"
+    finally:
+        subprocess.run(["ip", "netns", "del", "reach-try"], check=True)
     return None
 
 
