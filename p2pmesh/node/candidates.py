@@ -41,7 +41,8 @@ class Candidates:
         self._tried: dict[PeerId, Micros] = {}
         self._taken: dict[PeerId, Micros] = {}
         self._failed: dict[PeerId, Micros] = {}
-        self._leaving: dict[PeerId, Micros] = {}
+        self._leaving: dict[PeerId, tuple[Micros, int]] = {}
+        """Until when, unless it has started again: its incarnation was this."""
         self._accusers: dict[PeerId, tuple[PeerId, Micros]] = {}
         """Whom each has accused last, and until when that counts."""
 
@@ -66,7 +67,7 @@ class Candidates:
                 decode_bytes_per_s=a.decode_bytes_per_s,
                 most_bytes=a.memory_bytes,
                 most_layers=a.max_layers or None,
-                is_excluded=self._leaving.get(PeerId(a.peer_id), now) > now,
+                is_excluded=self._is_leaving(a),
                 is_spared=is_spared(a),
             )
             for a in trusted
@@ -84,9 +85,17 @@ class Candidates:
         self._forget_old()
 
     def note_leaving(self, peer: PeerId, for_s: float) -> None:
-        """The peer is about to go: what it holds must go elsewhere, and if it stays it is taken again after so long."""
-        self._leaving[peer] = self._later(for_s)
+        """The peer is about to go: what it holds must go elsewhere.
+
+        It is taken again when it comes back, and after so long if it stays.
+        """
+        known = self._overlay.board.find(peer)
+        self._leaving[peer] = (self._later(for_s), 0 if known is None else known.incarnation)
         self._forget_old()
+
+    def _is_leaving(self, peer: Announcement) -> bool:
+        until, incarnation = self._leaving.get(PeerId(peer.peer_id), (Micros(0), 0))
+        return peer.incarnation <= incarnation and self._clock.now() < until
 
     def choose_blamed(self, accuser: PeerId, accused: PeerId, for_s: float) -> PeerId:
         """Who of two is believed to be at fault: the accused, unless the same peer accused another one just before."""
@@ -115,7 +124,7 @@ class Candidates:
         now = self._clock.now()
         self._taken = {peer: until for peer, until in self._taken.items() if until > now}
         self._failed = {peer: until for peer, until in self._failed.items() if until > now}
-        self._leaving = {peer: until for peer, until in self._leaving.items() if until > now}
+        self._leaving = {peer: told for peer, told in self._leaving.items() if told[0] > now}
         self._accusers = {peer: told for peer, told in self._accusers.items() if told[1] > now}
 
     async def meet(self) -> bool:

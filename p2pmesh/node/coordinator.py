@@ -43,7 +43,7 @@ _ENGINE_DEATHS = frozenset({ErrorCode.ENGINE_CRASHED, ErrorCode.ENGINE_UNRESPONS
 _SYMPTOMS = frozenset({ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE})
 FAILED_S = 120.0
 """A peer whose stage did not load, or broke, is passed over for so long where others can hold the model."""
-LEAVES_S = 120.0
+LEAVES_S = 45.0
 """A peer that said that it leaves gets no stage for so long, if it is still there."""
 ACCUSED_S = 30.0
 """A peer that accuses one after another so fast is the one that lies."""

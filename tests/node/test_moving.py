@@ -9,6 +9,7 @@ from trio.testing import MockClock
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.node.serving_options import ServingOptions, planning_model_of
 from p2pmesh.wire.stage import WireDtype
+from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens
 from tests.fakes.models import FakeModelStore, fake_model
 
@@ -131,6 +132,25 @@ async def test_the_stage_of_a_peer_that_leaves_is_elsewhere_before_it_goes(autoj
         assert spare.peer in peers
         assert split.driver.peer not in peers
         assert split.coordinator.told("stage_failed") == []
+
+
+async def test_a_peer_that_left_and_started_again_is_taken_at_once(autojump_clock: MockClock) -> None:
+    async with split_run(replan_after_s=0) as split:
+        await split.hub.wait_routable()
+        spare = await split.mesh.join("spare", split.hub, memory_bytes=SMALL_BYTES)
+        leaver = split.driver
+        await leaves(leaver)
+        await split.coordinator.wait_told("pipeline_ready", 2)
+        await split.mesh.kill(leaver)
+        name = "peer-0" if leaver.peer == fake_identity("peer-0").peer_id else "peer-1"
+        again = await split.mesh.join(name, split.hub, memory_bytes=SMALL_BYTES)
+        assert again.peer == leaver.peer
+        await trio.sleep(1)
+        began = trio.current_time()
+        await split.mesh.kill(spare)
+        ready = await split.coordinator.wait_told("pipeline_ready", 3)
+        assert again.peer in {stage["peer_id"] for stage in ready["stages"]}
+        assert trio.current_time() - began < 20
 
 
 async def test_a_peer_that_leaves_does_not_wait_where_nobody_takes_over(autojump_clock: MockClock) -> None:
