@@ -16,28 +16,41 @@ from statistics import median_low
 from typing import Any
 
 import httpx
+import trio
 
+from p2pmesh.adapters.clock import SystemEntropy, TrioClock
 from p2pmesh.adapters.credential_files import load_newest_membership
+from p2pmesh.adapters.identity import Ed25519Verifier
 from p2pmesh.adapters.interfaces import SystemInterfaces
+from p2pmesh.adapters.nostr.keys import PublisherKey
+from p2pmesh.adapters.nostr.relays import NostrRelays, RelaySettings
+from p2pmesh.adapters.nostr.urls import checked_relays
 from p2pmesh.app.claims import now_unix_ms
 from p2pmesh.app.client import fetch_status
 from p2pmesh.app.config import Discovery
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.core.addresses import AddressChoice, InterfaceAddress, choose_announced, why_left_out
+from p2pmesh.core.addresses import AddressChoice, InterfaceAddress, choose_announced, is_told, why_left_out
 from p2pmesh.core.network_doctor import Contact, Finding, NetworkFacts, ReachFacts, diagnose
+from p2pmesh.ports.relays import ListingQuery
 
 CONNECT_TIMEOUT_S = 3.0
 RELAY_TIMEOUT_S = 5.0
+DATE_TIMEOUT_S = 2.0
 MAX_CONTACTED = 8
 MAX_CAUSES = 8
 MDNS_PORT = 5353
+NOT_CHOSEN = "not_chosen"
+"""Peers are told other addresses, by ``--listen`` or ``--announce``."""
 EVERY_INTERFACE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 _KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
-    """``listen`` and ``announce`` are those that a node here would have; ``relays`` are asked with ``nostr`` alone."""
+    """``listen`` and ``announce`` are those that a node here would have; ``relays`` are asked with ``nostr`` alone.
+
+    ``typed_relays`` count before those of a node that runs, and these before ``relays``.
+    """
 
     home: Path
     discovery: Discovery | None
@@ -46,6 +59,7 @@ class DoctorOptions:
     announce: tuple[str, ...]
     relays: tuple[str, ...]
     is_pool_wanted: bool
+    typed_relays: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +71,16 @@ class Checkup:
 
 
 def check_network(options: DoctorOptions, ask_node: Callable[[Path], dict[str, Any]] = fetch_status) -> Checkup:
-    """Takes as long as the slowest contact, some seconds at most. ``ask_node`` gives the status of a home's node."""
+    """Takes as long as the slowest contact, some seconds at most. ``ask_node`` gives the status of a home's node.
+
+    ``ConfigError`` for a relay that is none.
+    """
     steps: dict[str, int] = {}
     interfaces = _timed(steps, "interfaces", SystemInterfaces().survey)
     status = _timed(steps, "node", lambda: _status_of(options.home, ask_node))
     discovery = _discovery(options, status)
     own = _own_addresses(options, interfaces, status)
-    relays = options.relays if discovery is Discovery.NOSTR else ()
+    relays = _relays(options, status) if discovery is Discovery.NOSTR else ()
     known = () if status else _kept_addresses(options.home)
     contacts = _timed(steps, "contacts", lambda: _contact_all(own if status else (), known, relays))
     ahead_ms, source = _clock(status, contacts.relay_offsets)
@@ -81,6 +98,7 @@ def check_network(options: DoctorOptions, ask_node: Callable[[Path], dict[str, A
         clock_offset_ms=ahead_ms,
         clock_source=source,
         is_wsl_nat=_is_wsl_nat(interfaces),
+        has_network=any(why_left_out(one) is None for one in interfaces),
     )
     return Checkup(_as_json(facts, interfaces, status, steps), diagnose(facts))
 
@@ -104,11 +122,22 @@ def _status_of(home: Path, ask_node: Callable[[Path], dict[str, Any]]) -> dict[s
 
 
 def _discovery(options: DoctorOptions, status: Mapping[str, Any]) -> Discovery:
-    """What was typed; a node that runs knows better than the file how it was started."""
+    """What was typed, also by naming a relay; a node that runs knows better than the file how it was started."""
     if options.discovery is not None:
         return options.discovery
+    if options.typed_relays:
+        return Discovery.NOSTR
     told = status.get("discovery")
     return Discovery(told) if told else options.configured_discovery
+
+
+def _relays(options: DoctorOptions, status: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was typed; else what the running node uses for its pool, by option or by file; else what the file says."""
+    if options.typed_relays:
+        return checked_relays(options.typed_relays, "--nostr-relay")
+    pool = status.get("pool") or {}
+    used = tuple(str(one["url"]) for one in pool.get("relays", ()))
+    return used or checked_relays(options.relays, "--nostr-relay")
 
 
 def _own_addresses(
@@ -182,17 +211,33 @@ def _connect(address: str) -> Contact:
 
 
 def _ask_relay(url: str) -> tuple[Contact, int | None]:
-    """What a relay says of itself (NIP-11), of which only the head is read: it has the time."""
+    """A visit as ``discover`` and ``up`` make it; plain HTTP need not be answered, but where it is it has the time."""
     started = time.monotonic()
+    failure = trio.run(_visit_relay, url)
+    if failure is not None:
+        return Contact(url, None, failure), None
+    took_ms = round((time.monotonic() - started) * 1000)
+    return Contact(url, took_ms), _ask_date(url)
+
+
+async def _visit_relay(url: str) -> str | None:
+    """Why a relay answered no question in time; None where it did. It is asked for what a new key listed: nothing."""
+    key = PublisherKey.fresh()
+    relays = NostrRelays(RelaySettings((url,), key, Ed25519Verifier().is_signature_of), TrioClock(), SystemEntropy())
+    found = await relays.fetch(ListingQuery((key.public,)), RELAY_TIMEOUT_S)
+    return None if found.answered else relays.states()[0].detail or "no answer in time"
+
+
+def _ask_date(url: str) -> int | None:
+    """How far we are ahead of the head of what a relay says of itself (NIP-11); None where it says nothing."""
     try:
         with (
-            httpx.Client(timeout=RELAY_TIMEOUT_S, trust_env=False) as client,
+            httpx.Client(timeout=DATE_TIMEOUT_S, trust_env=False) as client,
             client.stream("GET", "http" + url.removeprefix("ws"), headers={"accept": "application/nostr+json"}) as head,
         ):
-            took_ms = round((time.monotonic() - started) * 1000)
-            return Contact(url, took_ms), _offset_of(head.headers.get("date"), now_unix_ms())
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        return Contact(url, None, _words_of(error)), None
+            return _offset_of(head.headers.get("date"), now_unix_ms())
+    except (httpx.HTTPError, httpx.InvalidURL, OSError):
+        return None
 
 
 def _offset_of(date: str | None, now_ms: int) -> int | None:
@@ -253,13 +298,20 @@ def _is_wsl_nat(interfaces: tuple[InterfaceAddress, ...]) -> bool:
     return is_wsl and bool(told) and all(text.startswith("172.") for text in told)
 
 
+def _why_untold(one: InterfaceAddress, facts: NetworkFacts) -> str | None:
+    """Why peers are not told an interface's address, which may be for what the operator chose; None if they are."""
+    if is_told(one, facts.addresses.announced):
+        return None
+    return why_left_out(one) or NOT_CHOSEN
+
+
 def _as_json(
     facts: NetworkFacts, interfaces: tuple[InterfaceAddress, ...], status: Mapping[str, Any], steps: Mapping[str, int]
 ) -> dict[str, Any]:
     return {
         "is_running": bool(status),
         "discovery": facts.discovery,
-        "interfaces": [{**asdict(one), "left_out": why_left_out(one)} for one in interfaces],
+        "interfaces": [{**asdict(one), "left_out": _why_untold(one, facts)} for one in interfaces],
         "announced": list(facts.addresses.announced),
         "left_out": [asdict(one) for one in facts.addresses.left_out],
         "own": [asdict(one) for one in facts.own],

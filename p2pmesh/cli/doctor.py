@@ -40,8 +40,9 @@ def _options(args: Namespace) -> DoctorOptions:
     up = up_options(settings.merged(blank, (), entries))
     discovery = None if args.discovery is None else Discovery(args.discovery)
     return DoctorOptions(
-        home, discovery, up.discovery, up.listen, up.announce, up.pool.relays_to_use, up.pool.is_asked_for
-    )
+        home, discovery, up.discovery, up.listen, up.announce, up.pool.relays_to_use, up.pool.is_asked_for,
+        tuple(args.nostr_relay),
+    )  # fmt: skip
 
 
 def describe(checkup: Checkup) -> Iterator[str]:

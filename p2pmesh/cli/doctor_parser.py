@@ -17,5 +17,7 @@ def add_doctor(commands: Commands) -> None:
     ways = [item.value for item in Discovery]
     text = "with nostr relays are asked, else nobody but peers (default: as the node that runs, or config.toml)"
     network.add_argument("--discovery", choices=ways, help=text)
+    text = "a relay to ask; repeatable (default: those of the node that runs, of config.toml, or public ones)"
+    network.add_argument("--nostr-relay", "--relay", metavar="URL", action="append", default=[], help=text)
     network.add_argument("--json", action="store_true", help="as JSON")
     add_home(network, STATE_HOME)

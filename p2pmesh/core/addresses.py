@@ -123,6 +123,12 @@ def why_left_out(one: InterfaceAddress) -> LeftOut | None:
     return LeftOut.UNSETTLED if one.is_unsettled else None
 
 
+def is_told(one: InterfaceAddress, announced: Iterable[str]) -> bool:
+    """Whether an interface's address is among multiaddrs that others are told."""
+    address = _read(one.address)
+    return address is not None and any(_host_of(text) == address for text in announced)
+
+
 def is_inner(one: InterfaceAddress) -> bool:
     """Whether only containers and virtual machines of this machine are behind an interface."""
     if one.has_uplink:

@@ -99,6 +99,8 @@ class NetworkFacts:
     clock_source: str = ""
     is_wsl_nat: bool = False
     """Linux under Windows, behind Windows' own translator."""
+    has_network: bool = False
+    """Whether an interface has an address that another machine could dial."""
 
 
 def diagnose(facts: NetworkFacts) -> tuple[Finding, ...]:
@@ -127,6 +129,10 @@ def _interfaces(facts: NetworkFacts) -> Iterator[Finding]:
     if not told or len(loopback) == len(told):
         text = "Peers are told no address that another machine could dial."
         advice = "Connect this machine to a network, or give --listen or --announce."
+        if loopback and facts.has_network:
+            chosen = _host_part(loopback[0])
+            text = f"Peers are told {chosen} alone, which no other machine can dial: so --listen or --announce says."
+            advice = "Leave that option away to listen on every interface, if others are to dial this node."
         yield Finding(topic, Level.PROBLEM, text, advice)
     else:
         yield Finding(topic, Level.OK, f"Peers are told {_count(len(told), 'address', 'addresses')}.", _NOTHING)
@@ -142,6 +148,11 @@ def _interfaces(facts: NetworkFacts) -> Iterator[Finding]:
     if down:
         text = f"{', '.join(down)} has an address and is down."
         yield Finding(topic, Level.ADVICE, text, "Plug the cable in, or switch the interface on, if it is to be used.")
+
+
+def _host_part(address: str) -> str:
+    """A multiaddr's address without its port."""
+    return "/".join(address.split("/")[:3])
 
 
 def _own(facts: NetworkFacts) -> Iterator[Finding]:
