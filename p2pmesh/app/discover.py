@@ -22,7 +22,7 @@ from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.core.listings import RejectionCount
 from p2pmesh.core.pool_choice import Wanted, bounded_score
 from p2pmesh.node.pool_finder import FinderParts, PoolFinder, claims_of
-from p2pmesh.ports.relays import FoundListings, ListingQuery, Relays
+from p2pmesh.ports.relays import FoundListings, ListingQuery, Relays, why_silent
 from p2pmesh.wire.listing import Listing
 
 FETCH_S = 5.0
@@ -60,7 +60,7 @@ def run_discover(options: DiscoverOptions) -> dict[str, Any]:
 
 
 async def _discover(options: DiscoverOptions) -> dict[str, Any]:
-    urls = checked_relays(options.relays or DEFAULT_RELAYS)
+    urls = checked_relays(options.relays or DEFAULT_RELAYS, "--nostr-relay")
     takes_private = all(is_of_own_network(url) for url in urls)
     clock, verifier = TrioClock(), Ed25519Verifier()
     settings = RelaySettings(urls, PublisherKey.fresh(), verifier.is_signature_of)
@@ -86,9 +86,8 @@ async def _discover(options: DiscoverOptions) -> dict[str, Any]:
 
 def _silence(relays: Relays) -> str:
     """Why nothing was heard, in one line."""
-    states = relays.states()
-    reasons = "; ".join(f"{state.url}: {state.detail or 'no answer in time'}" for state in states)
-    return f"no relay answered ({reasons}); check the connection to the internet, or name other relays with --relay"
+    advice = "check the connection to the internet, or name other relays with --nostr-relay"
+    return f"no relay answered ({why_silent(relays.states())}); {advice}"
 
 
 Group = tuple[Listing, ...]

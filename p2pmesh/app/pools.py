@@ -28,7 +28,7 @@ from p2pmesh.node.pool_finder import FinderParts, FoundPool, PoolFinder
 from p2pmesh.node.reporting import Report
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.network import Network
-from p2pmesh.ports.relays import Relays
+from p2pmesh.ports.relays import Relays, why_silent
 
 if TYPE_CHECKING:
     from p2pmesh.adapters.mdns.lan import MdnsLan
@@ -79,7 +79,8 @@ class Pools:
         found = await self.finder.search(wanted)
         self._candidates = list(found.pools[:MAX_TRIED])
         facts = {"listed": found.listed, "reached": len(found.pools), "took_ms": found.took_ms}
-        self._report(EventName.POOLS_SEARCHED.value, {**facts, "has_answer": found.has_answer})
+        detail = "" if found.has_answer else why_silent(self._relays.states())
+        self._report(EventName.POOLS_SEARCHED.value, {**facts, "has_answer": found.has_answer, "detail": detail})
 
     def follow(self, found: FoundPool) -> None:
         """The next standing is in this pool."""

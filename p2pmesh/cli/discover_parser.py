@@ -12,13 +12,13 @@ def add_discover(commands: Commands) -> None:
     summary = "Show the public pools that relays list, and why others do not count; joins none."
     discover = commands.add_parser("discover", help=summary, description=summary, allow_abbrev=False)
     add = discover.add_argument
-    add("--name", metavar="NAME", help="only pools of exactly this name")
+    add("--pool-name", "--name", dest="name", metavar="NAME", help="only pools of exactly this name")
     add("--model", metavar="MODEL", help="only pools that serve this model")
     add("--min-memory", metavar="SIZE", type=_size, default=0, help="only pools that offer so much, such as 64GiB")
     add("--region", metavar="TEXT", help="only pools of this region")
     add("--auto", action="store_true", help="dial them, and say which one up --auto would join")
     text = f"a relay to ask; repeatable (default: those of config.toml, or {len(DEFAULT_RELAYS)} public ones)"
-    add("--relay", metavar="URL", action="append", default=[], help=text)
+    add("--nostr-relay", "--relay", dest="relay", metavar="URL", action="append", default=[], help=text)
     add("--json", action="store_true", help="as JSON")
     add_home(discover, STATE_HOME)
 

@@ -411,7 +411,8 @@ def _describe_searched(event: Event) -> Iterator[str]:
     fields = event.fields
     took = f"{fields['took_ms'] / 1000:.1f} s"
     if not fields["has_answer"]:
-        yield f"no relay answered within {took}"
+        advice = "check the connection to the internet, or name other relays with --nostr-relay"
+        yield f"no relay answered within {took} ({fields['detail']}); {advice}"
     else:
         yield f"{_count(fields['listed'], 'pool')} listed, {fields['reached']} of them can be joined ({took})"
 

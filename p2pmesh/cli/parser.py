@@ -151,7 +151,11 @@ def _add_up(commands: Commands) -> None:
     add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
     add_hub_options(up)
     modes = [item.value for item in ArtifactTransfer]
-    add("--artifact-transfer", choices=modes, help="whom model files go to and come from (default: open)")
+    add(
+        "--artifact-transfer",
+        choices=modes,
+        help="whom model files go to and come from (default: open; in a public pool: off)",
+    )
     add("--cache-quota", metavar="SIZE", type=_size, default=DEFAULT_CACHE_QUOTA_BYTES, help="disk for stage files")
     add("--trace-gossip", action="store_true", help="tell of each gossip message, for measurements")
     add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")

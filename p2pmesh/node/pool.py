@@ -30,7 +30,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.pool_finder import FoundPool, PoolFinder, lister_of
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
-from p2pmesh.ports.relays import PublishReport, Relays
+from p2pmesh.ports.relays import PublishReport, Relays, why_silent
 from p2pmesh.wire.announcement import Announcement
 from p2pmesh.wire.listing import Listing, ListingContent, is_public_address
 
@@ -176,8 +176,8 @@ class PoolService:
         ours = [one for one in found.listings if one.mesh_id == self._parts.overlay.mesh_id]
         if not found.answered and not ours:
             if self._options.is_publishing and self._machine.publisher is None:
-                silent = "; ".join(f"{one.url}: {one.detail or 'no answer'}" for one in self._parts.relays.states())
-                self._tell("pool_unlisted", "no_relay", f"no relay answered ({silent}); they are asked again")
+                silence = why_silent(self._parts.relays.states())
+                self._tell("pool_unlisted", "no_relay", f"no relay answered ({silence}); they are asked again")
             await self._runner.handle_here(publishing.CheckFailed())
             return
         by_lister: dict[Lister, list[Listing]] = {}

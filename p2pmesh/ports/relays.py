@@ -4,6 +4,7 @@ A relay is a third party: it is asked only through this port, so a node without 
 relay that is dead: each has its own pace, and what it said last stands in ``states``.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Protocol
@@ -93,6 +94,11 @@ class ListingQuery:
     publishers: tuple[str, ...] = ()
     takes_private: bool = False
     """Also pools at private and loopback addresses: for relays of one's own network."""
+
+
+def why_silent(states: Iterable[RelayState]) -> str:
+    """Of relays none of which answered, what each said last: part of a line for a person."""
+    return "; ".join(f"{one.url}: {one.detail or 'no answer in time'}" for one in states)
 
 
 class Relays(Protocol):

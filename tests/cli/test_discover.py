@@ -3,6 +3,7 @@
 from typing import Any
 
 from p2pmesh.cli.discover import MOST_SHOWN_POOLS, describe_pools
+from p2pmesh.cli.parser import build_parser
 
 POOL: dict[str, Any] = {
     "mesh_id": "0123456789abcdef" * 2, "name": None, "region": None, "is_open": True, "nodes": 3,
@@ -63,3 +64,10 @@ def test_the_choice_is_told_with_what_it_rests_on() -> None:
     assert last.startswith("up --auto would serve alone: all of them have names")
     *_, last = describe_pools({**FACTS, "pools": [], "choice": None})
     assert last == "up --auto would serve alone: none is listed"
+
+
+def test_what_up_calls_otherwise_is_known_by_either_name() -> None:
+    parse = build_parser().parse_args
+    by_ours = parse(["discover", "--name", "attic", "--relay", "ws://a"])
+    assert parse(["discover", "--pool-name", "attic", "--nostr-relay", "ws://a"]) == by_ours
+    assert (by_ours.name, by_ours.relay) == ("attic", ["ws://a"])
