@@ -6,7 +6,8 @@ unforeseen exception. What a body means stays with the endpoints.
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -22,6 +23,7 @@ PING_AFTER_SILENCE_S = 5.0
 MAX_DISCARDED_BODY_BYTES = 4 * MAX_HTTP_BODY_BYTES
 
 _REQUEST_ID = "p2pmesh.request_id"
+_DRAIN = "p2pmesh.drain"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 """Made once: ``json.dumps`` makes an encoder for each event."""
 _log = logging.getLogger("p2pmesh.api")
@@ -44,6 +46,55 @@ def request_id_of(scope: Scope) -> bytes:
     """The id that ``Exchange`` gave to this request."""
     request_id: bytes = scope[_REQUEST_ID]
     return request_id
+
+
+class Drain:
+    """Answers of one server that are being made, which the end of its drain ends in words.
+
+    Whoever makes one stands within ``interruptible``. Bounded by the connections of the server and their streams.
+    """
+
+    def __init__(self) -> None:
+        self._scopes: set[trio.CancelScope] = set()
+        self._is_over = False
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Raises ``Refused(SHUTTING_DOWN)`` for what is within it when the drain ends."""
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            if self._is_over:
+                scope.cancel()
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+        if scope.cancelled_caught:
+            text = (
+                "this node stopped before the answer was whole; send the request again once it runs, or to another node"
+            )
+            raise Refused(ErrorCode.SHUTTING_DOWN, text)
+
+    def end(self) -> int:
+        """How many answers were still being made."""
+        self._is_over = True
+        for scope in self._scopes:
+            scope.cancel()
+        return len(self._scopes)
+
+    def told_to(self, app: ASGIApp) -> ASGIApp:
+        """``app``, whose requests find this drain with ``drain_of``."""
+
+        async def with_drain(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, _DRAIN: self}, receive, send)
+
+        return with_drain
+
+
+def drain_of(scope: Scope) -> Drain:
+    """That of the server which a request came by; one that never ends where there is none."""
+    drain: Drain | None = scope.get(_DRAIN)
+    return Drain() if drain is None else drain
 
 
 class Exchange:

@@ -25,7 +25,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from starlette.types import ASGIApp
 
-from p2pmesh.api.exchange import SEND_DEADLINE_S
+from p2pmesh.api.exchange import SEND_DEADLINE_S, Drain
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.limits import MAX_HTTP2_STREAMS, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEADER_BYTES
 
@@ -33,6 +33,8 @@ DEFAULT_HOST = "127.0.0.1"
 KEEP_ALIVE_S = 15.0
 BACKLOG = 256
 LAST_BYTES_S = 5.0
+LAST_EVENTS_S = 2.0
+"""After the end of a drain, for clients to take the error that ends their answers."""
 MOST_REQUESTS = 2**31
 """On one connection: to end an HTTP/2 one after so many would cut off what is on its way."""
 
@@ -215,7 +217,8 @@ class _Service:
     """The connections of one listening socket."""
 
     def __init__(self, app: ASGIApp, send_deadline_s: float, max_connections: int) -> None:
-        self._app = ASGIWrapper(app)
+        self._drain = Drain()
+        self._app = ASGIWrapper(self._drain.told_to(app))
         self._config = _hypercorn_config()
         self._send_deadline_s = send_deadline_s
         self._max_connections = max_connections
@@ -238,9 +241,15 @@ class _Service:
             self._streams.discard(stream)
             stream.drop()
 
-    async def cut_off_after(self, drain_s: float, connections: trio.CancelScope) -> None:
-        """The end of a drain that took too long."""
-        await trio.sleep(drain_s)
+    async def cut_off(self, drained: trio.Event, drain_s: float, connections: trio.CancelScope) -> None:
+        """The end of a drain with answers that are not whole: they are ended in words before connections close."""
+        with trio.move_on_after(drain_s):
+            await drained.wait()
+        cut = self._drain.end()
+        if cut:
+            requests = "request was" if cut == 1 else "requests were"
+            _log.warning("%d %s still running when this node stopped, and ended with an error", cut, requests)
+        await trio.sleep(LAST_EVENTS_S)
         self.drop_all()
         connections.cancel()
 
@@ -275,6 +284,7 @@ async def serve_app(
     *,
     shutdown: trio.Event,
     drain_s: float,
+    drained: trio.Event | None = None,
     send_deadline_s: float = SEND_DEADLINE_S,
     max_connections: int = MAX_HTTP_CONNECTIONS,
 ) -> None:
@@ -283,9 +293,11 @@ async def serve_app(
     A connection beyond ``max_connections`` is closed at once.
 
     Takes the socket over and closes it. No new connection is accepted once ``shutdown`` is set, idle ones close, and
-    requests that are still running at the end of the drain are cut off, which cancels them.
+    requests that are still running at the end of the drain, which ``drained`` may bring sooner, are cancelled: their
+    answers end with an error.
     """
     service = _Service(app, send_deadline_s, max_connections)
+    drained = trio.Event() if drained is None else drained
     async with trio.open_nursery() as timers:
         async with trio.open_nursery() as connections:
             try:
@@ -294,7 +306,7 @@ async def serve_app(
                 service.drop_all()
                 raise
             await service.context.terminated.set()
-            timers.start_soon(service.cut_off_after, drain_s, connections.cancel_scope)
+            timers.start_soon(service.cut_off, drained, drain_s, connections.cancel_scope)
         timers.cancel_scope.cancel()
 
 

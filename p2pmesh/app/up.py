@@ -45,7 +45,7 @@ from p2pmesh.adapters.usage_file import HomeUsage
 from p2pmesh.api.access import LOOPBACK_NAMES
 from p2pmesh.api.console import console_app
 from p2pmesh.api.openai.app import AccessRules, openai_app
-from p2pmesh.api.server import DEFAULT_HOST, bind_port, serve_app, url_of
+from p2pmesh.api.server import DEFAULT_HOST, LAST_EVENTS_S, bind_port, serve_app, url_of
 from p2pmesh.app import events
 from p2pmesh.app.address_watch import tell_addresses
 from p2pmesh.app.api_keys import HomeKeys
@@ -74,7 +74,7 @@ from p2pmesh.core.artifact_policy import default_transfer
 from p2pmesh.core.devices import DeviceChoice
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.gossip_trace import TracedNetwork
-from p2pmesh.node.node import Node, NodeParts
+from p2pmesh.node.node import HAND_OVER_S, Node, NodeParts
 from p2pmesh.node.on_demand import OnDemandOptions
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
 from p2pmesh.node.pool import SEARCH_FIRST_S
@@ -90,8 +90,10 @@ Beside = Callable[[Node], Awaitable[None]]
 
 MAX_ENGINE_BYTES = 64
 DRAIN_S = 8.0
-HTTP_DRAIN_S = DRAIN_S + 1.0
-"""Requests that other peers drive for our clients end with their connections."""
+"""For requests that still run once the stages here are handed over."""
+HTTP_DRAIN_S = HAND_OVER_S + 2 * DRAIN_S
+"""Longer than a node's drain, at the end of which clients' answers that are not whole are ended."""
+HTTP_END_S = LAST_EVENTS_S + 1.0
 FETCH_TOLD_EVERY_S = 1.0
 FOLDED_TOLD_EVERY_S = 10.0
 _HANG_UP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
@@ -189,6 +191,7 @@ class _Command:
         self._api_socket, self._console_socket = sockets
         self._emit = emit
         self._shutdown = trio.Event()
+        self._drained = trio.Event()
         self._network: Libp2pNetwork
         self._pools: Pools | None = None
         self._lan: Any = None
@@ -209,8 +212,7 @@ class _Command:
                 await self._find_pools()
                 while not self._shutdown.is_set():
                     await self._live(backend)
-            with trio.move_on_after(HTTP_DRAIN_S):
-                await self._http_ended.wait()
+            await self._end_http()
             nursery.cancel_scope.cancel()
         self._emit(Event(EventName.STOPPED))
         return 0
@@ -270,12 +272,19 @@ class _Command:
     async def _serve_http_app(self, app: Any, sock: socket.socket) -> None:
         try:
             await serve_app(
-                app, sock, shutdown=self._shutdown, drain_s=DRAIN_S, max_connections=self._connections_per_server
-            )
+                app, sock, shutdown=self._shutdown, drain_s=HTTP_DRAIN_S, drained=self._drained,
+                max_connections=self._connections_per_server,
+            )  # fmt: skip
         finally:
             self._http_servers -= 1
             if not self._http_servers:
                 self._http_ended.set()
+
+    async def _end_http(self) -> None:
+        """While there is a node yet, which tells those that generate for our clients that nobody listens any more."""
+        self._drained.set()
+        with trio.move_on_after(HTTP_END_S):
+            await self._http_ended.wait()
 
     async def _stop_at_signal(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
         """The first signal drains, the second ends at once; SIGHUP is about the settings, unless it may mean that the
@@ -368,10 +377,11 @@ class _Command:
             await self._wait_for_end(node)
             if node.pool is not None:
                 await node.pool.leave()
-            await node.drain(DRAIN_S)
             if self._shutdown.is_set():
-                with trio.move_on_after(HTTP_DRAIN_S):
-                    await self._http_ended.wait()
+                await node.drain(DRAIN_S, self._http_ended.wait)
+                await self._end_http()
+            else:
+                await node.drain(DRAIN_S)
             nursery.cancel_scope.cancel()
 
     async def _wait_for_end(self, node: Node) -> None:

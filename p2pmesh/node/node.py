@@ -3,7 +3,7 @@
 The concrete ports come from ``app``; the HTTP surface sees a ``Node`` as ``api.backend.Backend``.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
@@ -265,10 +265,11 @@ class Node:
             return None
         return self._coordinator_of(model, model.options)
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, answered: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes no new request, hands over the stages here where others take them, and goes.
 
-        That takes at most ``HAND_OVER_S``; then requests that still run through a stage here have ``timeout_s``.
+        That takes at most ``HAND_OVER_S``; then requests that still run through a stage here have ``timeout_s``,
+        and so have those of our clients, which ``answered`` waits for: whoever serves them, they end with this node.
         """
         self._is_draining = True
         with trio.move_on_after(HAND_OVER_S):
@@ -280,6 +281,8 @@ class Node:
             with trio.move_on_after(timeout_s):
                 await self.drivers.wait_idle()
                 await self.table.wait_idle()
+                if answered is not None:
+                    await answered()
 
     async def _report_ready(self) -> None:
         """Tells which models can be routed and which no longer, whenever that changes: the difference alone."""

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 import trio
+import trio.testing
 from h2.connection import H2Connection
 from starlette.types import ASGIApp
 
@@ -35,8 +36,8 @@ class Served:
         self.shutdown = trio.Event()
         self.stopped = trio.Event()
 
-    async def run(self, app: ASGIApp, sock: Any, **options: float) -> None:
-        await serve_app(app, sock, shutdown=self.shutdown, **{"drain_s": DRAIN_S, **options})  # type: ignore[arg-type]
+    async def run(self, app: ASGIApp, sock: Any, **options: Any) -> None:
+        await serve_app(app, sock, shutdown=self.shutdown, **{"drain_s": DRAIN_S, **options})
         self.stopped.set()
 
     async def connect(self) -> trio.SocketStream:
@@ -44,7 +45,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, **options: float) -> AsyncIterator[Served]:
+async def serving(app: ASGIApp, **options: Any) -> AsyncIterator[Served]:
     sock = bind_port("127.0.0.1", 0, "--port")
     served = Served(url_of(sock))
     async with trio.open_nursery() as nursery:
@@ -61,9 +62,10 @@ async def with_sdk(served: Served, call: Callable[[openai.OpenAI], T]) -> T:
     return await trio.to_thread.run_sync(run)
 
 
-def raw_request(is_streamed: bool) -> bytes:
-    body = json.dumps({"model": MODEL, "stream": is_streamed, "messages": [{"role": "user", "content": "hi"}]})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+def raw_request(is_streamed: bool, path: str = "/v1/chat/completions", **more: Any) -> bytes:
+    asked = more or {"messages": [{"role": "user", "content": "hi"}]}
+    body = json.dumps({"model": MODEL, "stream": is_streamed, **asked})
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     return (head + body).encode()
 
 
@@ -230,6 +232,61 @@ async def test_a_connection_is_closed_once_its_last_request_has_ended(is_streame
         await served.stopped.wait()
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+    ],
+)
+async def test_an_answer_that_outlasts_the_drain_ends_with_an_error(
+    path: str, more: dict[str, Any], is_streamed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reached, drained = trio.Event(), trio.Event()
+
+    async def hang() -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    backend = FakeBackend(script=(started(), GenerationDelta((1,), "Hel"), hang))
+    app = openai_app(backend)
+    async with serving(app, drain_s=math.inf, drained=drained) as served, await served.connect() as client:
+        await client.send_all(raw_request(is_streamed, path, **more))
+        await reached.wait()
+        served.shutdown.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert backend.outcomes == []  # until the drain is over
+        drained.set()
+        answer = await read_to_end(client)
+        await served.stopped.wait()
+    assert backend.outcomes == ["cancelled"]
+    assert answer.startswith(b"HTTP/1.1 200" if is_streamed else b"HTTP/1.1 503")
+    last = [line for line in answer.splitlines() if line.startswith((b"data: {", b"{"))][-1]
+    assert b"this node stopped before the answer was whole; send the request again" in last
+    if "messages" not in path:
+        assert b"shutting_down" in last or b"server_error" in last
+    if is_streamed:
+        assert answer.endswith(b"0\r\n\r\n")
+    assert "1 request was still running" in caplog.text
+
+
+async def test_the_sdk_raises_what_the_end_of_a_drain_says() -> None:
+    async def stop() -> None:
+        served.shutdown.set()
+        await trio.sleep_forever()
+
+    script = (started(), GenerationDelta((1,), "a"), stop)
+    async with serving(openai_app(FakeBackend(script=script)), drain_s=0.05) as served:
+        with pytest.raises(openai.APIError, match="send the request again") as raised:
+            await with_sdk(
+                served, lambda sdk: list(sdk.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True))
+            )
+        assert raised.value.code == "shutting_down"
+
+
 async def test_a_drain_ends_at_its_deadline() -> None:
     reached = trio.Event()
 
@@ -246,7 +303,8 @@ async def test_a_drain_ends_at_its_deadline() -> None:
         assert backend.outcomes == ["cancelled"]
 
 
-async def test_a_drain_does_not_wait_for_a_send_that_nobody_takes() -> None:
+async def test_a_drain_does_not_wait_for_a_send_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LAST_EVENTS_S", 0.05)
     backend = FakeBackend(script=(started(), *[GenerationDelta((1,), "x" * 1_000_000)] * 1_000))
     options = {"drain_s": 0.05, "send_deadline_s": math.inf}
     async with serving(openai_app(backend), **options) as served, await served.connect() as client:

@@ -1,5 +1,7 @@
 """Runs over fake engines: relay, direct return, cancellation, death, replacement, drain."""
 
+from functools import partial
+
 import pytest
 import trio
 import trio.testing
@@ -299,6 +301,15 @@ async def test_a_drain_that_takes_too_long_is_over_in_time(autojump_clock: MockC
             started = trio.current_time()
             await driver.node.drain(8)
             assert trio.current_time() - started == pytest.approx(8)
+
+
+@pytest.mark.parametrize("takes_s", [3, 600])
+async def test_a_drain_waits_as_long_for_answers_that_others_drive(autojump_clock: MockClock, takes_s: float) -> None:
+    async with open_mesh() as mesh:
+        driver, _ = await chain(mesh, 2)
+        started = trio.current_time()
+        await driver.node.drain(8, partial(trio.sleep, takes_s))
+        assert trio.current_time() - started == pytest.approx(min(8, takes_s), abs=0.5)
 
 
 async def test_a_stage_that_answers_nothing_runs_into_the_drivers_deadline(autojump_clock: MockClock) -> None:

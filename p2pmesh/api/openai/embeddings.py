@@ -15,7 +15,16 @@ from starlette.types import Receive, Scope, Send
 
 from p2pmesh.api.backend import Backend
 from p2pmesh.api.errors import error_body, error_of, invalid_parameter
-from p2pmesh.api.exchange import ClientGone, internal_error, is_client_gone, read_body, send_error, send_json
+from p2pmesh.api.exchange import (
+    ClientGone,
+    Drain,
+    drain_of,
+    internal_error,
+    is_client_gone,
+    read_body,
+    send_error,
+    send_json,
+)
 from p2pmesh.api.openai.asking import account_of
 from p2pmesh.api.openai.completions import read_prompt, read_token_ids
 from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, cancel_on_disconnect
@@ -107,14 +116,15 @@ class EmbeddingsEndpoint:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_on_disconnect, receive, nursery.cancel_scope)
-            await self._answer(call, Asker(account=account_of(scope)), send)
+            await self._answer(call, Asker(account=account_of(scope)), send, drain_of(scope))
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, call: EmbeddingCall, asker: Asker, send: Send) -> None:
+    async def _answer(self, call: EmbeddingCall, asker: Asker, send: Send, drain: Drain) -> None:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""
         try:
             try:
-                answer = await _Reading(self._backend, call, asker).answer()
+                with drain.interruptible():
+                    answer = await _Reading(self._backend, call, asker).answer()
                 await send_json(send, 200, answer)
             except Exception as raised:  # noqa: BLE001 - the edge: any failure becomes an answer
                 if not is_client_gone(raised):

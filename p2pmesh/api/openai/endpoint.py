@@ -17,8 +17,10 @@ from p2pmesh.api.backend import Backend
 from p2pmesh.api.errors import error_of
 from p2pmesh.api.exchange import (
     ClientGone,
+    Drain,
     EventStream,
     Headers,
+    drain_of,
     encode_json,
     internal_error,
     is_client_gone,
@@ -105,7 +107,7 @@ class GenerationEndpoint:
                 nursery.start_soon(_open_late, streamed, nursery.cancel_scope)
             else:
                 answer = WholeAnswer(self._backend, self._shape, call, send)
-            await self._generate(call, answer)
+            await self._generate(call, answer, drain_of(scope))
             nursery.cancel_scope.cancel()
 
     async def _accept(self, scope: Scope, receive: Receive) -> Call:
@@ -115,11 +117,12 @@ class GenerationEndpoint:
             raise Refused(ErrorCode.MODEL_NOT_READY, self._backend.not_ready_reason(call.request.model))
         return replace(call, asker=replace(asker_of(body, scope), is_streaming=call.is_streamed))
 
-    async def _generate(self, call: Call, answer: Answer) -> None:
+    async def _generate(self, call: Call, answer: Answer, drain: Drain) -> None:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""
         try:
             try:
-                await self._generate_all(call, answer)
+                with drain.interruptible():
+                    await self._generate_all(call, answer)
                 await answer.finish()
             except Exception as raised:  # noqa: BLE001 - the edge: any failure of a generation becomes an answer
                 if not is_client_gone(raised):
