@@ -168,6 +168,11 @@ class _Attempts:
             self._ingress.tell_recovered(self._request, self._journal, cause, now - self._machine.stalled_at)
         self._machine.handle(recovery.TokenGiven(), now)
 
+    def _with_reason(self, text: str) -> str:
+        """What nobody took over for, where it is known here and was not the beginning of the wait already."""
+        reason = self._ingress.router.waiting_reason(self._request.model)
+        return text if reason is None or reason in text else f"{text}: {reason}"
+
     async def _wait_for_next(self, error: P2PMeshError) -> recovery.Attempt:
         """The next attempt once it is due; raises when there is none."""
         event: recovery.Event = AttemptFailed(error.code, error.message, self._reached)
@@ -175,7 +180,9 @@ class _Attempts:
             for effect in self._machine.handle(event, self._ingress.clock.now()):
                 if isinstance(effect, recovery.Attempt):
                     return effect
-                raise error if effect.text == error.message else Refused(effect.code, effect.text, error.retry_after_s)
+                if effect.text == error.message:
+                    raise error
+                raise Refused(effect.code, self._with_reason(effect.text), error.retry_after_s)
             deadline = self._machine.deadline()
             assert deadline is not None
             event = recovery.DeadlinePassed()

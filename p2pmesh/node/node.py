@@ -182,7 +182,7 @@ class Node:
             self.overlay, parts.store, self.stages, self.drivers, self.claims, self.vigils, self._serve_unless_served,
             self._make_successor,
         )  # fmt: skip
-        self.successions = Successions(succession, report)
+        self.successions = Successions(succession, self._report_placing)
         self.pool: PoolService | None = None
         """Where the node has to do with public pools."""
         self._is_draining = False
@@ -244,7 +244,7 @@ class Node:
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
             self.vigils, self.profiles,
         )  # fmt: skip
-        return Coordinator(parts, model, options, self._report)
+        return Coordinator(parts, model, options, self._report_placing)
 
     def _note_name(self, model: ModelFile) -> None:
         """Others hear which file is here, and under which names it may be asked for."""
@@ -302,6 +302,12 @@ class Node:
         if name == "peer_joined":
             known = self.overlay.board.find(PeerId(fields["peer_id"]))
             fields = {**fields, "name": "" if known is None else known.name}
+        self._report(name, fields)
+
+    def _report_placing(self, name: str, fields: dict[str, Any]) -> None:
+        """Clients that ask for a model hear what the operator does of what it waits for."""
+        if name in ("waiting_for_peers", "placement"):
+            self.router.note_waiting(fields["model"], fields["message"] if name == "waiting_for_peers" else None)
         self._report(name, fields)
 
     def _report_models(self, name: str, models: frozenset[str]) -> None:

@@ -82,6 +82,8 @@ class Router:
         self._search = search
         self._expected: dict[str, str] = {}
         self._expected_since: dict[str, float] = {}
+        self._waiting: dict[str, str] = {}
+        """What models wait for, in the words of whoever places them here."""
         self._missed: dict[str, float] = {}
         """Models that could be routed until then."""
         self._nothing_since = trio.current_time()
@@ -89,22 +91,38 @@ class Router:
 
     def expect(self, model: str, reason: str = "it is being loaded") -> None:
         """A model that is to come: until it can be routed, requests for it are told to try again, and why."""
+        self._waiting.pop(model, None)
         self._expected[model] = reason
         self._expected_since.setdefault(model, trio.current_time())
 
     def forget(self, model: str) -> None:
         """A model that will not come under this name."""
+        self._waiting.pop(model, None)
         self._expected.pop(model, None)
         self._expected_since.pop(model, None)
 
     def expected_reason(self, model: str) -> str | None:
         """Why a model that is to come cannot be routed yet; ``None`` for models that nobody here expects."""
-        return self._expected.get(model)
+        return self.waiting_reason(model) or self._expected.get(model)
+
+    def note_waiting(self, model: str, message: str | None) -> None:
+        """A model that is placed here waits for peers, for this or, with None, no more."""
+        if message is None:
+            self._waiting.pop(model, None)
+        elif model in self._waiting or len(self._waiting) < MAX_KNOWN_MODELS:
+            self._waiting[model] = message
+
+    def waiting_reason(self, model: str) -> str | None:
+        """What its placement waits for; None where it waits for nothing, or is another's."""
+        message = self._waiting.get(model)
+        return None if message is None else f"it waits for peers: {message}"
 
     def note_routable(self, before: frozenset[str], now: frozenset[str]) -> None:
         """Which models could be routed, and which can."""
         if not now and before:
             self._nothing_since = trio.current_time()
+        for name in now:
+            self._waiting.pop(name, None)
         self._missed = {name: at for name, at in self._missed.items() if not self._is_over(at) and name not in now}
         for name in sorted(before - now)[: MAX_KNOWN_MODELS - len(self._missed)]:
             self._missed[name] = trio.current_time()
@@ -245,7 +263,7 @@ class Router:
         return driver
 
     def _missing(self, model: str) -> Refused:
-        reason = self._expected.get(model)
+        reason = self.expected_reason(model)
         if reason is not None:
             return self._not_ready(f"{model} is not ready: {reason}", model)
         known = list(self.models())

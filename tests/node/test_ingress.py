@@ -204,7 +204,9 @@ async def test_without_a_new_placement_the_stream_ends_with_the_loss_within_its_
         with pytest.raises(P2PMeshError) as raised:
             await events_of(driver, mesh.request(max_tokens=100), {5: lambda: mesh.overlay.kill(other.peer)})
         assert raised.value.code in (ErrorCode.PEER_LOST, ErrorCode.PEER_UNREACHABLE)
-        assert "nobody took over in time" in raised.value.message
+        waiting = (await driver.wait_told("waiting_for_peers"))["message"]
+        assert "start 1 more" in waiting
+        assert raised.value.message.endswith(f"nobody took over in time: it waits for peers: {waiting}")
         assert 60 <= trio.current_time() - started < 70
 
 

@@ -193,6 +193,23 @@ async def test_without_a_spare_the_coordinator_waits_for_one(autojump_clock: Moc
         assert await driver.ask(request) == expected(request)
 
 
+async def test_clients_hear_what_a_model_waits_for(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        mesh.serve(driver, MODEL, stage_count=3)
+        waiting = (await driver.wait_told("waiting_for_peers"))["message"]
+        assert "start 2 more" in waiting
+        with pytest.raises(P2PMeshError) as raised:
+            await driver.ask(mesh.request())
+        assert raised.value.message == f"{MODEL.name} is not ready: it waits for peers: {waiting}"
+        router = driver.node.router
+        assert router.expected_reason(MODEL.name) == f"it waits for peers: {waiting}"
+        for name in ("one", "two"):
+            await mesh.join(name, driver)
+        await driver.wait_told("pipeline_ready")
+        assert router.waiting_reason(MODEL.name) is None
+
+
 async def test_a_stage_that_cannot_load_ends_the_run_with_its_reason(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         driver = await mesh.found("driver", store=FakeModelStore(MODEL))
