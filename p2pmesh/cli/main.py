@@ -60,10 +60,14 @@ def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) 
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
-    except (P2PMeshError, ExceptionGroup) as raised:
-        error = error_of(raised)
+    except BaseExceptionGroup as raised:
+        if raised.subgroup(KeyboardInterrupt) is not None:
+            return INTERRUPTED
+        error = error_of(raised) if isinstance(raised, Exception) else None
         if error is None:
             raise
+        return _report(error, args)
+    except P2PMeshError as error:
         return _report(error, args)
 
 

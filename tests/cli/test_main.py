@@ -2,6 +2,7 @@ import io
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -221,6 +222,7 @@ def test_up_runs_the_node_and_prints_its_events(run_up: Any, capsys: pytest.Capt
         (ConfigError(ErrorCode.PORT_IN_USE, "port 1 is in use"), 17),
         (ExceptionGroup("nursery", [Refused(ErrorCode.INVITE_EXPIRED, "the invite has expired")]), 31),
         (KeyboardInterrupt(), 130),
+        (BaseExceptionGroup("nursery", [KeyboardInterrupt()]), 130),
     ],
 )
 def test_endings_of_a_node(run_up: Any, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,6 +237,28 @@ def test_a_bug_is_not_hidden(run_up: Any) -> None:
     run_up(raising(ExceptionGroup("nursery", [KeyError("bug")])))
     with pytest.raises(ExceptionGroup):
         main(["up"])
+
+
+INTERRUPTED_LOADING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "p2pmesh.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder())
+from p2pmesh.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_the_commands_load_is_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_LOADING], capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+    scripts = tomllib.loads(Path("pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"p2pmesh": "p2pmesh.__main__:main"}
 
 
 READER_LEFT = """
