@@ -34,6 +34,8 @@ ENDPOINT_VARIABLE = "HF_ENDPOINT"
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 MAX_SEARCH_RESULTS = 100
 QUESTION_DEADLINE_S = 300.0
+SEARCH_DEADLINE_S = 15.0
+"""In all: somebody sits before it, and a search costs nothing to ask again."""
 SILENCE_S = 600.0
 """A fetch that tells nothing for so long is given up; the child's own patience is far shorter."""
 RATE_WINDOW_S = 15.0
@@ -116,7 +118,9 @@ class Hub:
 
     async def search(self, query: str, limit: int) -> list[dict[str, Any]]:
         """Repositories with GGUF files, those downloaded most first."""
-        answer = await self._ask({"job": "search", "query": query, "limit": min(limit, MAX_SEARCH_RESULTS)})
+        answer = await self._ask(
+            {"job": "search", "query": query, "limit": min(limit, MAX_SEARCH_RESULTS)}, SEARCH_DEADLINE_S
+        )
         return list(answer["models"])
 
     async def fetch(self, wanted: HubReference, watch: Watch) -> FetchedModel:
@@ -168,13 +172,14 @@ class Hub:
 
     # --- the child
 
-    async def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, job: dict[str, Any], deadline_s: float = QUESTION_DEADLINE_S) -> dict[str, Any]:
         try:
-            with trio.fail_after(QUESTION_DEADLINE_S):
+            with trio.fail_after(deadline_s):
                 async with self._child(job) as answers:
                     return await _follow(answers, lambda count: None)
         except trio.TooSlowError:
-            text = f"the hub at {self.settings.endpoint} did not answer within {QUESTION_DEADLINE_S:.0f} s: try again"
+            where = self.settings.endpoint
+            text = f"the hub at {where} did not answer within {deadline_s:.0f} s: is it reachable from here? try again"
             raise Refused(ErrorCode.HUB_UNREACHABLE, text) from None
 
     @asynccontextmanager

@@ -16,6 +16,7 @@ from p2pmesh.api.invites import DEADLINE_HEADER
 from p2pmesh.app.claims import now_unix_ms
 from p2pmesh.app.config import ChatOptions
 from p2pmesh.app.run_file import RunFile, read_run_file
+from p2pmesh.app.silence import SILENCE_S, Silence
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -31,16 +32,29 @@ MAX_EVENT_CHARACTERS = 1024 * 1024
 _CODES = {row.api_code or code.value: code for code, row in HTTP_ERRORS.items()}
 
 
-def run_chat(options: ChatOptions, write: Callable[[str], None]) -> None:
-    """Streams the answer to one prompt into ``write``, as it arises."""
-    node = read_run_file(options.home)
-    with _node_errors(options.home), _client(node.api_url) as client:
+_UNBEGUN = "waiting: the answer has not begun; the prompt is being read, or the model is not ready; see p2pmesh status"
+_STALLED = "waiting: the answer has stalled; a peer may be lost, and another is sought to go on; see p2pmesh status"
+
+
+def run_chat(
+    options: ChatOptions,
+    write: Callable[[str], None],
+    tell: Callable[[str], None] = lambda line: None,
+    silence_s: float = SILENCE_S,
+) -> None:
+    """Streams the answer to one prompt into ``write``, as it arises; ``tell``, of another thread, hears of silences."""
+    node, has_begun = read_run_file(options.home), False
+    silence = Silence(lambda: tell(_STALLED if has_begun else _UNBEGUN), silence_s)
+    with silence, _node_errors(options.home), _client(node.api_url) as client:
         with client.stream("POST", "/v1/chat/completions", headers=_bearer(node), json=_chat_body(options)) as response:
             if response.status_code != 200:
                 response.read()
                 raise _refusal(response)
             for event in _events(response):
-                write(_text_of(event))
+                text = _text_of(event)
+                has_begun = has_begun or bool(text)
+                silence.heard()
+                write(text)
 
 
 def fetch_status(home: Path) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import trio
 
-from p2pmesh.adapters.hub import TransferProgress
+from p2pmesh.adapters.hub import SEARCH_DEADLINE_S, TransferProgress
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_source import paths_of_model
 from p2pmesh.app.client import fetch_status
 from p2pmesh.app.machine_memory import offered_memory_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
+from p2pmesh.app.silence import SILENCE_S, Silence
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import LayerRange
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
@@ -62,11 +63,23 @@ def list_catalog() -> list[dict[str, Any]]:
     return [{"name": entry.name, "quant": entry.quant, "repository": entry.repository} for entry in CATALOG]
 
 
-def search_hub(options: ModelsOptions, query: str, limit: int) -> list[dict[str, Any]]:
-    """Repositories with GGUF files, those downloaded most first."""
+def search_hub(
+    options: ModelsOptions,
+    query: str,
+    limit: int,
+    tell: Callable[[str], None] = lambda line: None,
+    silence_s: float = SILENCE_S,
+) -> list[dict[str, Any]]:
+    """Repositories with GGUF files, those downloaded most first.
+
+    ``tell``, called from another thread, hears what is waited for where that takes long.
+    """
     if limit < 1:
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"--limit must be at least 1, not {limit}")
-    found = trio.run(options.open().hub.search, query, limit)
+    hub = options.open().hub
+    waits = f"waiting: the hub at {hub.settings.endpoint} is asked, for {SEARCH_DEADLINE_S:.0f} s at most"
+    with Silence(lambda: tell(waits), silence_s):
+        found = trio.run(hub.search, query, limit)
     return [
         {
             "repository": str(model.get("id") or ""),

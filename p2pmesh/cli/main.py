@@ -112,7 +112,12 @@ def _chat(args: Namespace) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    run_chat(chat_options(args), write)
+    def tell(line: str) -> None:
+        begin = "\n" if sys.stdout.isatty() and sys.stderr.isatty() else ""  # the answer stands in the middle of a line
+        sys.stderr.write(f"{begin}{line}\n")
+        sys.stderr.flush()
+
+    run_chat(chat_options(args), write, tell)
     write("\n")
     return OK
 

@@ -34,8 +34,12 @@ def _list(args: Namespace) -> int:
     return _print_rows(args, models, "no models here; --demo serves the one that pip installs, --model takes a file")
 
 
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{printable(line)}\n")
+
+
 def _search(args: Namespace) -> int:
-    found = model_commands.search_hub(_options(args), args.query, args.limit)
+    found = model_commands.search_hub(_options(args), args.query, args.limit, _tell)
     return _print_rows(args, found, "the hub has no repository with GGUF files for these words")
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import trio
 
+from p2pmesh.adapters import hub as adapter
 from p2pmesh.adapters.hub import Hub, HubSettings, TransferProgress, hub_settings
 from p2pmesh.adapters.hub_cache import HubCache, HubFile, HubRecord, is_safe_path, parse_file, shared_cache_root
 from p2pmesh.adapters.model_files import Disk
@@ -140,6 +142,18 @@ async def test_models_in_parts_come_whole_and_are_read_as_one(setup: Setup, tmp_
     assert model.digest == hashlib.sha256(data).hexdigest()
     assert (model.name, model.source) == ("tiny-Q8_0", f"hf://org/parts@{COMMIT}")
     assert (await store.resolve("tiny-q8_0")).path == model.path
+
+
+async def test_a_search_that_nobody_answers_ends_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert adapter.SEARCH_DEADLINE_S <= 15
+    monkeypatch.setattr(adapter, "SEARCH_DEADLINE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        client = Hub(HubCache(tmp_path), HubSettings(f"http://127.0.0.1:{mute.getsockname()[1]}"))
+        with pytest.raises(P2PMeshError, match="is it reachable from here") as raised:
+            await client.search("llama", 5)
+    assert raised.value.code is ErrorCode.HUB_UNREACHABLE
 
 
 async def test_a_search_lists_repositories(setup: Setup) -> None:

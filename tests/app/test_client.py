@@ -1,7 +1,8 @@
 """The commands against a served node whose backend is a fake."""
 
 import os
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -78,6 +79,30 @@ async def test_an_error_in_the_stream_keeps_its_code(tmp_path: Path) -> None:
     async with node(tmp_path, FakeBackend(script=script)):
         error = await refusal(tmp_path)
     assert (error.code, error.message) == (ErrorCode.PEER_LOST, "stage 1 is gone")
+
+
+async def test_a_silence_is_told_and_the_answer_goes_on(tmp_path: Path) -> None:
+    unbegun, stalled = threading.Event(), threading.Event()
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        (stalled if "stalled" in line else unbegun).set()
+
+    def awaiting(event: threading.Event) -> Callable[[], Awaitable[None]]:
+        async def wait() -> None:
+            assert await trio.to_thread.run_sync(event.wait, 20)
+
+        return wait
+
+    first, *rest = say("Hel", "lo")
+    script = (first, awaiting(unbegun), rest[0], awaiting(stalled), *rest[1:])
+    pieces: list[str] = []
+    async with node(tmp_path, FakeBackend(script=script)):
+        await in_thread(lambda: run_chat(ChatOptions(tmp_path, MODEL, "hi"), pieces.append, tell, silence_s=0.05))
+    assert "".join(pieces) == "Hello"
+    assert "the answer has not begun" in told[0]
+    assert "another is sought to go on" in told[-1]
 
 
 @pytest.mark.parametrize("answer", [[], {"error": 5}, {"error": {"code": "x"}}, "text"])

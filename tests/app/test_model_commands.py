@@ -1,11 +1,13 @@
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from p2pmesh.adapters import hub
 from p2pmesh.adapters.model_packages import DEMO_MODEL
-from p2pmesh.app.model_commands import ModelsOptions, show_model
-from p2pmesh.base.errors import ErrorCode
+from p2pmesh.app.model_commands import ModelsOptions, search_hub, show_model
+from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.cli.exit_codes import EXIT_CODES
 from p2pmesh.cli.main import main
 
@@ -48,3 +50,13 @@ def test_a_bad_file_is_one_line_and_its_own_code(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("p2pmesh: ")
+
+
+def test_whoever_searches_hears_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "SEARCH_DEADLINE_S", 0.5)
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(P2PMeshError, match="did not answer"):
+            search_hub(ModelsOptions(tmp_path, endpoint, False), "llama", 5, told.append, silence_s=0.01)
+    assert told == [f"waiting: the hub at {endpoint} is asked, for 15 s at most"]
