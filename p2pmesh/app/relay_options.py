@@ -44,6 +44,9 @@ def _read_relays(texts: tuple[str, ...]) -> tuple[str, ...]:
         head, mark, peer = text.partition("/p2p/")
         is_whole = bool(mark) and head.count("/") == 4 and head.split("/")[3] == "tcp" and is_peer_id(peer)
         if not is_whole or len(text) > MAX_ADDRESS_BYTES:
+            if text.lower().startswith(("ws://", "wss://")):
+                text = f"--relay {text[:80]!r} is a relay for listings of pools: give it as --nostr-relay"
+                raise ConfigError(ErrorCode.ADDRESS_INVALID, text)
             text = f"--relay {text[:80]!r} must be an address with the relay's peer id, such as {EXAMPLE}"
             raise ConfigError(ErrorCode.ADDRESS_INVALID, text)
     return texts

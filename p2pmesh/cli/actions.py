@@ -1,17 +1,48 @@
 """Syntax that commands with actions (``p2pmesh invite create``) share; part of ``cli.parser``."""
 
 import argparse
-from typing import NoReturn, TypeAlias
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn, TypeAlias
 
 from p2pmesh.app.config import HOME_VARIABLE
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 NODES_HOME = "the node's home"
 STATE_HOME = "keys, cache and state"
+_NUMBERS: dict[type, str] = {int: "whole number", float: "number"}
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, instead of after all options that there are; so do its commands' parsers."""
+    """Says what is wrong in one line, instead of after all options that there are; so do its commands' parsers.
+
+    What a command does not know is told by that command, which has the options to look at.
+    """
+
+    def parse_known_args(  # type: ignore[override]  # as argparse calls it, of commands too
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuses what is left over, which argparse would hand to the parser above."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return found, unknown
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """The option that is nearest to the first that is mistyped."""
+        name = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
+        near = get_close_matches(name, self._option_string_actions, n=1)
+        return f" (did you mean {near[0]}?)" if near else ""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse does, in words where it would name a type of Python."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            words = _NUMBERS.get(action.type) if isinstance(action.type, type) else None
+            if words is None:
+                raise
+            raise argparse.ArgumentError(action, f"{arg_string[:80]!r} is no {words}") from None
 
     def error(self, message: str) -> NoReturn:
         """Exits with 2."""

@@ -89,6 +89,11 @@ def test_up_knows_whom_files_go_to_and_how_much_disk_they_take() -> None:
         up("--artifact-transfer", "all")
 
 
+def test_a_relay_for_listings_is_told_from_one_behind_nats() -> None:
+    with pytest.raises(ConfigError, match="give it as --nostr-relay"):
+        up("--relay", "wss://relay.example.org")
+
+
 def test_up_knows_how_answers_are_made() -> None:
     options = up("--mesh-option", "models=3", "--guardrails", "metrics", "--guardrail-option", "tool-retries=0")
     assert options.mixture == MixturePolicy(models=3)
@@ -104,9 +109,14 @@ def test_up_knows_how_answers_are_made() -> None:
     [
         (
             "up --idle-unload soon",
-            "p2pmesh up: argument --idle-unload: invalid float value: 'soon'; see p2pmesh up --help",
+            "p2pmesh up: argument --idle-unload: 'soon' is no number; see p2pmesh up --help",
         ),
-        ("gpus --nonsense", "p2pmesh: unrecognized arguments: --nonsense; see p2pmesh --help"),
+        ("up --port abc", "p2pmesh up: argument --port: 'abc' is no whole number; see p2pmesh up --help"),
+        ("gpus --nonsense", "p2pmesh gpus: unrecognized arguments: --nonsense; see p2pmesh gpus --help"),
+        (
+            "invite create --use=1",
+            "p2pmesh invite create: unrecognized arguments: --use=1 (did you mean --uses?); see p2pmesh invite create",
+        ),
         ("invite create --uses x", "p2pmesh invite create: argument"),
     ],
 )

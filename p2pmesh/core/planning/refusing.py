@@ -30,7 +30,8 @@ def refuse_at_once(request: PlanRequest, considered: Considered) -> PlacementRef
         text = "no peer offers memory (0 B in all); start one without --max-memory 0"
         return _refusal(request, PlacementReason.NO_MEMORY_OFFERED, text, could_peers_help=True)
     if wanted is not None and wanted > here:
-        text = f"{wanted} stages need {wanted} peers with memory, {here} are here; start {wanted - here} more"
+        present = "1 is" if here == 1 else f"{here} are"
+        text = f"{wanted} stages need {wanted} peers with memory, {present} here; start {wanted - here} more"
         return _refusal(request, PlacementReason.TOO_FEW_PEERS, text, could_peers_help=True)
     return None
 
@@ -47,13 +48,18 @@ def explain_shortage(
     usable = sum(seat.usable_bytes for seat in considered.seats)
     parts = "" if most > 1 else " on one peer"
     capped = sum(peer.most_layers is not None and peer.most_layers < model.layer_count for peer in considered.peers)
-    caps = f", {capped} of them with a cap on layers," if capped else ""
+    whose = f"{capped} of them with" if len(considered.peers) > 1 else "which has"
+    caps = f", {whose} a cap on layers," if capped else ""
     text = (
         f"the model needs {format_size(tables.whole_bytes)}{parts} (context and lanes included), "
-        f"{len(considered.peers)} peers{caps} offer {format_size(offered)}, {format_size(usable)} of it within their "
-        "head room; add a peer, raise --max-memory, or lower --ctx-size or --lanes"
+        f"{_offerers(len(considered.peers), caps)} {format_size(offered)}, {format_size(usable)} of it within head "
+        "room; add a peer, raise --max-memory, or lower --ctx-size or --lanes"
     )
     return _refusal(request, PlacementReason.MEMORY_SHORT, text, could_peers_help=True)
+
+
+def _offerers(count: int, caps: str) -> str:
+    return f"1 peer{caps} offers" if count == 1 else f"{count} peers{caps} offer"
 
 
 def _refusal(request: PlanRequest, reason: PlacementReason, text: str, *, could_peers_help: bool) -> PlacementRefusal:

@@ -294,6 +294,7 @@ def test_a_sticky_family_is_planned_anew_where_no_peer_fills_the_gap() -> None:
     ("asked", "reason", "numbers", "could_peers_help"),
     [
         (request(even(4), (0, 0)), "no_memory_offered", ("0",), True),
+        (request(even(4), (90,), 3), "too_few_peers", ("3 stages", "1 is here", "start 2 more"), True),
         (request(even(4), (90, 90), 3), "too_few_peers", ("3 stages", "2 are here", "start 1 more"), True),
         (request(even(4), (90,) * 9, 9), "too_few_layers", ("9 stages", "4 layers"), False),
         (request(even(200), (9000,) * 70, 65), "too_few_layers", ("65 stages", "64"), False),
@@ -587,7 +588,7 @@ def test_a_thousand_peers_that_are_short_together_are_refused() -> None:
 
 def test_a_shortage_says_that_owners_cap_layers() -> None:
     asked = with_peer(request(even(8), (1000,)), "p0", most_layers=5)
-    assert "1 peers, 1 of them with a cap on layers, offer" in refused(asked).text
+    assert "1 peer, which has a cap on layers, offers" in refused(asked).text
 
 
 @pytest.mark.parametrize("capped", [3, 70])
