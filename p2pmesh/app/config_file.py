@@ -6,7 +6,7 @@ what a value means that of ``app.config``.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -74,6 +74,10 @@ class ConfigMistakes(ConfigError):
     def lines(self) -> tuple[str, ...]:
         """``FILE:LINE: what is wrong``, one a mistake."""
         return tuple(f"{self.path}{f':{one.line}' if one.line else ''}: {one.text}" for one in self.mistakes)
+
+    def told(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Each of ``lines`` for a person, and those that point at its characters."""
+        yield from zip(self.lines(), (one.excerpt for one in self.mistakes), strict=True)
 
 
 def read_text(path: Path) -> str | None:

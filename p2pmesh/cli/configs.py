@@ -75,8 +75,8 @@ def _tell_mistakes(error: ConfigMistakes, *, is_json: bool) -> int:
         told: list[dict[str, Any]] = [{"line": one.line or None, "message": one.text} for one in error.mistakes]
         _print(json.dumps({"file": str(error.path), "mistakes": told}, indent=2))
     else:
-        for line, mistake in zip(error.lines(), error.mistakes, strict=True):
-            shown = (line, *(f"  {pointer}" for pointer in mistake.excerpt))
+        for line, pointers in error.told():
+            shown = (line, *(f"  {pointer}" for pointer in pointers))
             sys.stderr.write("".join(f"{printable(one)}\n" for one in shown))
     return EXIT_CODES[error.code]
 

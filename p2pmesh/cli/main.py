@@ -12,8 +12,16 @@ from typing import Any
 
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
-from p2pmesh.app.config import BenchDiscoveryOptions, BenchOverlayOptions, BenchPlannerOptions, LogFormat, choose_home
-from p2pmesh.base.errors import ConfigError, P2PMeshError
+from p2pmesh.app.config import (
+    BenchDiscoveryOptions,
+    BenchOverlayOptions,
+    BenchPlannerOptions,
+    LogFormat,
+    UpOptions,
+    choose_home,
+)
+from p2pmesh.app.config_file import ConfigMistakes
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.config_parser import CONFIG_ACTIONS
@@ -77,10 +85,13 @@ def _command_name(args: Namespace) -> str:
 
 
 def _report(error: P2PMeshError, args: Namespace) -> int:
-    """One line on stderr, and an event on stdout where that is read by a program."""
-    excerpt = error.excerpt if isinstance(error, ConfigError) else ()
-    lines = (f"p2pmesh: {printable(error.message)}", *(f"  {printable(line)}" for line in excerpt))
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    """One line on stderr, or one for each mistake of a file; and an event on stdout where a program reads that."""
+    if isinstance(error, ConfigMistakes):
+        told = tuple(error.told())
+    else:
+        told = ((error.message, error.excerpt if isinstance(error, ConfigError) else ()),)
+    for line, pointers in told:
+        sys.stderr.write(f"p2pmesh: {printable(line)}\n" + "".join(f"  {printable(one)}\n" for one in pointers))
     if getattr(args, "log_format", None) == LogFormat.JSON.value:
         sys.stdout.write(encode_event(events.error(error)) + "\n")
         sys.stdout.flush()
@@ -98,11 +109,23 @@ def _silence_stdout() -> None:
 def _up(args: Namespace) -> int:
     file: FileOfUp = args.file
     options = up_options(file.merged())
+    _refuse_idle_pool_options(args, options)
     from p2pmesh.app.up import run_up
 
     is_json = options.log_format is LogFormat.JSON
     printer: EventPrinter = JsonPrinter(sys.stdout) if is_json else PrettyPrinter(sys.stdout, sys.stderr)
     return run_up(options, printer.emit, file=file)
+
+
+_OF_POOLS = ("pool_name", "region", "avoid_pool", "nostr_relay")
+
+
+def _refuse_idle_pool_options(args: Namespace, options: UpOptions) -> None:
+    """Only what was typed: a file may well name a pool for times when it is asked for."""
+    idle = [f"--{name.replace('_', '-')}" for name in _OF_POOLS if getattr(args, name)]
+    if idle and not options.pool.is_asked_for:
+        text = f"{', '.join(idle)}: give --publish or --auto with it, for only public pools have it"
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
 
 
 def _chat(args: Namespace) -> int:

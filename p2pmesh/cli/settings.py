@@ -118,6 +118,8 @@ class Settings:
     def _why_no_option(self, entry: Entry) -> str | None:
         if entry.name in REFUSED:
             return f"{entry.name} cannot be set here: {REFUSED[entry.name]}"
+        if _is_section(entry.value):
+            return f"{shown(entry.name)} is a section, and there are none: the keys stand by themselves, as port = 9337"
         action = self._actions.get(entry.name)
         if action is None:
             return f"{shown(entry.name)} is no setting; {name_nearest(entry.name, self._keys)}"
@@ -143,6 +145,11 @@ class Settings:
         except P2PMeshError as error:
             return error
         return None
+
+
+def _is_section(value: Any) -> bool:
+    """``[name]``, ``[[name]]``, or what a dotted key makes."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict) for one in value))
 
 
 def _mistake_of(entry: Entry, prefix: str, error: P2PMeshError) -> Mistake:

@@ -135,9 +135,38 @@ def test_show_says_where_values_come_from(home: Path, capsys: pytest.CaptureFixt
 def test_a_node_with_a_broken_file_does_not_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(home, "lanes = 0\nprot = 5\n")
     assert main(["up"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"p2pmesh: {path}:1: lanes: ")
-    assert f"; {path}:2: 'prot' is no setting" in line
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"p2pmesh: {path}:1: lanes: ")
+    assert second.startswith(f"p2pmesh: {path}:2: 'prot' is no setting")
+
+
+def test_what_points_at_characters_stands_below_its_mistake(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(home, 'listen = ["/ip4/nowhere/tcp/1"]\nlanes = 0\n')
+    assert main(["config", "show"]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0].startswith(f"p2pmesh: {path}:1: listen: ")
+    assert [line.strip("^ ") for line in shown[1:-1]] == ["/ip4/nowhere/tcp/1", ""]
+    assert shown[-1].startswith(f"p2pmesh: {path}:2: lanes: ")
+
+
+@pytest.mark.parametrize("text", ["[section]\n", "[port]\nx = 1\n", "[[share]]\n", "region.x = 1\n"])
+def test_a_section_is_no_mistyped_key(home: Path, text: str) -> None:
+    [(line, told)] = mistakes(home, text)
+    assert line == 1
+    assert "there are none" in told
+    assert "did you mean" not in told
+
+
+@pytest.mark.parametrize("option", ["--pool-name", "--region", "--avoid-pool", "--nostr-relay"])
+def test_an_option_of_pools_is_not_ignored_where_none_is_asked_for(
+    home: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(home, 'pool_name = "attic"\n')
+    value = "a" * 32 if option == "--avoid-pool" else "wss://a.example"
+    assert main(["up", option, value]) == 2
+    assert capsys.readouterr().err == (
+        f"p2pmesh: {option}: give --publish or --auto with it, for only public pools have it\n"
+    )
 
 
 def test_a_file_that_is_read_again_reads_no_invite(home: Path) -> None:
