@@ -42,6 +42,7 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
         _C.PARAMETER_UNSUPPORTED: HttpError(400, INVALID_REQUEST),
         _C.GRAMMAR_INVALID: HttpError(400, INVALID_REQUEST),
         _C.GRAMMAR_DEAD_END: HttpError(400, INVALID_REQUEST),
+        _C.LOGIT_BIAS_INVALID: HttpError(400, INVALID_REQUEST),
         _C.CONTEXT_LENGTH_EXCEEDED: HttpError(400, INVALID_REQUEST),
         _C.REQUEST_TOO_LARGE: HttpError(413, INVALID_REQUEST),
         _C.REQUEST_TIMEOUT: HttpError(408, INVALID_REQUEST),
@@ -185,6 +186,8 @@ def _param(error: P2PMeshError, prompt_param: str | None) -> str | None:
         return error.param
     if error.code is ErrorCode.MODEL_UNKNOWN:
         return "model"
+    if error.code is ErrorCode.LOGIT_BIAS_INVALID:
+        return "logit_bias"
     if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED:
         return prompt_param
     return None

@@ -164,8 +164,13 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
 
     Raises ``Refused(REQUEST_TOO_LARGE)``, ``Refused(REQUEST_TIMEOUT)`` or ``ClientGone``. A body over the limit is
     read to its end and dropped, so that the client is listening when the refusal comes; one that declares more than
-    is ever dropped is refused at once.
+    is ever dropped is refused at once, and so is one that is encoded (compressed): ``Refused(REQUEST_INVALID)``.
     """
+    encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        shown = encoding[:32].decode("ascii", "replace")
+        text = f"the body is encoded ({shown}: content-encoding), which is not read here; send it as plain JSON"
+        raise Refused(ErrorCode.REQUEST_INVALID, text)
     if _declared_bytes(scope) > MAX_DISCARDED_BODY_BYTES:
         raise _too_large()
     with trio.move_on_after(BODY_DEADLINE_S):

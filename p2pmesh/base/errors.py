@@ -76,6 +76,7 @@ class ErrorCode(StrEnum):
     PARAMETER_UNSUPPORTED = "unsupported_parameter"
     GRAMMAR_INVALID = "grammar_invalid"
     GRAMMAR_DEAD_END = "grammar_dead_end"
+    LOGIT_BIAS_INVALID = "logit_bias_invalid"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNAUTHORIZED = "unauthorized"
     SITE_REFUSED = "site_refused"

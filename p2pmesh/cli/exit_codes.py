@@ -89,6 +89,7 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.ROUTE_UNKNOWN: 66,
         _C.GRAMMAR_INVALID: 67,
         _C.GRAMMAR_DEAD_END: 68,
+        _C.LOGIT_BIAS_INVALID: 79,
         # bytes from a peer
         _C.MESSAGE_MALFORMED: 80,
         _C.MESSAGE_TOO_LARGE: 81,

@@ -202,7 +202,7 @@ class Driver:
     ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
         prompt, is_reasoning = await self._tokenize(request.prompt, request.tools, add_special=True)
         self._check_length(prompt, self._checked(request.history))
-        self._checked(tuple(token for token, _ in request.sampling.logit_bias))
+        self._check_biased(tuple(token for token, _ in request.sampling.logit_bias))
         ticket = await self.lanes.take(claimant)
         try:
             await self._prefixes.wait_for_equal(request, prompt)
@@ -391,6 +391,13 @@ class Driver:
         if any(not 0 <= token < highest for token in tokens):
             raise Refused(ErrorCode.REQUEST_INVALID, f"a token id is not in 0 to {highest - 1}")
         return tokens
+
+    def _check_biased(self, tokens: tuple[int, ...]) -> None:
+        highest = self._engine.facts.vocabulary_size
+        for token in tokens:
+            if not 0 <= token < highest:
+                text = f"logit_bias names the token id {token}, and the model's are 0 to {highest - 1}"
+                raise Refused(ErrorCode.LOGIT_BIAS_INVALID, text)
 
     def _check_length(self, prompt: tuple[int, ...], history: tuple[int, ...]) -> None:
         if not prompt:

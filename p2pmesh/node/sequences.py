@@ -42,6 +42,7 @@ GENERATION_CODES = GARBAGE_CODES | frozenset(
         ErrorCode.GRAMMAR_DEAD_END,
         ErrorCode.GRAMMAR_INVALID,
         ErrorCode.INTERNAL,
+        ErrorCode.LOGIT_BIAS_INVALID,
         ErrorCode.MESSAGE_MALFORMED,
         ErrorCode.MODEL_NOT_READY,
         ErrorCode.NOT_IN_PLACEMENT,

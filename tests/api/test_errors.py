@@ -52,6 +52,11 @@ def test_an_unknown_model_is_openais_model_not_found() -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
+def test_a_bias_for_a_token_that_there_is_not_names_its_parameter() -> None:
+    error = error_body(Refused(ErrorCode.LOGIT_BIAS_INVALID, "no such token"), "messages")["error"]
+    assert (error["code"], error["param"]) == ("logit_bias_invalid", "logit_bias")
+
+
 def test_a_prompt_that_is_too_long_names_the_endpoints_own_parameter() -> None:
     error = Refused(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "5000 tokens, at most 4096")
     assert error_body(error, "messages")["error"]["param"] == "messages"

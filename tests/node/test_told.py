@@ -94,4 +94,5 @@ async def test_a_bias_for_a_token_that_there_is_not_is_refused(autojump_clock: M
             unknown = SamplingParameters(logit_bias=((10**6, 1.0),))
             with pytest.raises(P2PMeshError) as raised:
                 await events_of(ingress, mesh.request(sampling=unknown), {})
-            assert (raised.value.code, "token id" in raised.value.message) == (ErrorCode.REQUEST_INVALID, True)
+            assert raised.value.code is ErrorCode.LOGIT_BIAS_INVALID
+            assert "names the token id 1000000, and the model's are 0 to" in raised.value.message

@@ -99,6 +99,7 @@ def openai_app(
         exception_handlers={HTTPException: answer_http_exception},
     )
     app.router.redirect_slashes = False
+    app.state.elsewhere = "; the console has a port of its own, which p2pmesh up tells when it starts"
     return app
 
 
@@ -109,13 +110,24 @@ async def answer_http_exception(request: Request, raised: Exception) -> Response
     path = request.url.path[:200]
     if raised.status_code == 405:
         body = {
-            "message": f"{request.method} is not allowed for {path}",
+            "message": f"{request.method} is not allowed for {path}; send {_allowed(raised)}",
             "type": INVALID_REQUEST,
             "param": None,
             "code": "method_not_allowed",
         }
         return json_response({"error": body}, status=405, headers=dict(raised.headers or {}))
-    return error_response(Refused(ErrorCode.ROUTE_UNKNOWN, f"there is no {path} here"))
+    return error_response(Refused(ErrorCode.ROUTE_UNKNOWN, f"there is no {path} here; {_known(request)}"))
+
+
+def _allowed(raised: HTTPException) -> str:
+    return (raised.headers or {}).get("Allow", "another method")
+
+
+def _known(request: Request) -> str:
+    """What there is instead, and where what others may look for is found."""
+    paths = [route.path for route in request.app.routes if isinstance(route, Route) and "{" not in route.path]
+    elsewhere = getattr(request.app.state, "elsewhere", "")
+    return f"there are {', '.join(paths)}{elsewhere}"
 
 
 class _Answers:

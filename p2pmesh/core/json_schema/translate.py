@@ -338,6 +338,12 @@ class _Translator:
             lowest, False)  # fmt: skip
         most, is_most_open = (below, True) if below is not None and (highest is None or below <= highest) else (
             highest, False)  # fmt: skip
+        if least is not None and most is not None and least > most:
+            names = (
+                "exclusiveMinimum" if is_least_open else "minimum",
+                "exclusiveMaximum" if is_most_open else "maximum",
+            )
+            raise SchemaUnsupported(path, f"{names[0]} {least} above {names[1]} {most}")
         if name == "integer":
             least = least if least is None or not is_least_open else Decimal(int(least.__floor__()) + 1)
             most = most if most is None or not is_most_open else Decimal(int(most.__ceil__()) - 1)
@@ -345,7 +351,9 @@ class _Translator:
         else:
             found = decimals_between(least, most, is_least_open=is_least_open, is_most_open=is_most_open)
         if found is None:
-            raise SchemaUnsupported(path, "a range without a number that is written plainly")
+            raise SchemaUnsupported(
+                path, f"a range without {'an' if name == 'integer' else 'a plainly written'} {name}"
+            )
         return self._book.add(path, found)
 
     def _multiple(self, divisor: Any, path: str, *, has_bounds: bool) -> str:

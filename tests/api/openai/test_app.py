@@ -60,6 +60,8 @@ async def test_liveness_and_readiness_differ() -> None:
 async def test_other_paths_are_openai_shaped_404s(path: str) -> None:
     client = await get(path)
     assert (client.status, client.json()["error"]["code"]) == (404, "route_unknown")
+    assert f"there is no {path} here; there are /v1/models, /v1/chat/completions," in client.json()["error"]["message"]
+    assert "the console has a port of its own" in client.json()["error"]["message"]
     assert "x-request-id" in client.headers
 
 
@@ -67,6 +69,7 @@ async def test_other_methods_are_405s() -> None:
     client = await get("/v1/chat/completions")
     assert (client.status, client.json()["error"]["code"]) == (405, "method_not_allowed")
     assert client.headers["allow"] == "POST"
+    assert client.json()["error"]["message"] == "GET is not allowed for /v1/chat/completions; send POST"
 
 
 async def test_no_other_site_is_invited() -> None:

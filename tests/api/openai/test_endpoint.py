@@ -273,6 +273,15 @@ async def test_bad_json_is_a_400() -> None:
     assert (client.status, client.json()["error"]["code"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 400), ("br", 400), ("identity", 200), ("Identity", 200)])
+async def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(encoding: str, status: int) -> None:
+    client = AsgiClient(chat_body())
+    await client.run(openai_app(FakeBackend()), CHAT, "POST", {"content-encoding": encoding})
+    assert client.status == status
+    if status == 400:
+        assert f"the body is encoded ({encoding}:" in client.json()["error"]["message"]
+
+
 async def test_a_parameter_at_fault_is_named() -> None:
     client = await ask(FakeBackend(), web_search_options={"a": 1})
     error = client.json()["error"]

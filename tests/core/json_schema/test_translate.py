@@ -194,6 +194,25 @@ def test_what_cannot_be_promised_is_refused_by_name(name):
     assert "\n" not in refusal.describe()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "problem"),
+    [
+        ({"minimum": 5, "maximum": 3}, "minimum 5 above maximum 3"),
+        ({"exclusiveMinimum": 5, "maximum": 3}, "exclusiveMinimum 5 above maximum 3"),
+        ({"minimum": 5, "exclusiveMaximum": 3.5}, "minimum 5 above exclusiveMaximum 3.5"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_that_exclude_each_other_are_named(kind, bounds, problem):
+    refusal = translate_schema({"type": kind, **bounds})
+    assert refusal == Unsupported("", problem)
+
+
+def test_a_range_that_holds_nothing_says_so():
+    refusal = translate_schema({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4})
+    assert refusal == Unsupported("", "a range without an integer")
+
+
 def test_a_deep_schema_and_a_large_one_are_refused():
     deep: dict[str, object] = {}
     for _ in range(100):
