@@ -26,6 +26,11 @@ def models_in(folder: Path) -> tuple[ModelFiles, ...]:
     return tuple(model for model in models_among(_files(folder)) if not model.missing)
 
 
+def incomplete_in(folder: Path) -> tuple[ModelFiles, ...]:
+    """Those below ``folder`` of which parts are missing, sorted by name."""
+    return tuple(model for model in models_among(_files(folder)) if model.missing)
+
+
 def _files(folder: Path) -> Iterator[str]:
     seen = 0
     for root, folders, names in os.walk(folder, followlinks=False):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from p2pmesh.adapters import model_files as files
 from p2pmesh.adapters.hub_cache import FetchedModel, HubCache
-from p2pmesh.adapters.model_folder import models_in
+from p2pmesh.adapters.model_folder import incomplete_in, models_in
 from p2pmesh.adapters.model_packages import PackagedModel
 from p2pmesh.adapters.model_source import paths_of_model
 from p2pmesh.adapters.package_files import is_package, usable_manifest
@@ -64,6 +64,15 @@ class ModelNames:
     def all(self) -> tuple[NamedModel, ...]:
         """Everything that has a name, in the order of the places; equal names of several places all listed."""
         return tuple(named for place in self._places() for named in place)
+
+    def in_home(self) -> tuple[NamedModel, ...]:
+        """Those that the owner put into the home."""
+        return tuple(self._in_home())
+
+    def incomplete(self) -> tuple[tuple[Path, tuple[str, ...]], ...]:
+        """Of models in the home that lack parts the first that is there, and which are missing."""
+        found = incomplete_in(self._home_models)
+        return tuple((self._home_models.joinpath(*model.files[0].split("/")), model.missing) for model in found)
 
     def find(self, text: str) -> NamedModel | HubReference:
         """The model, or the part of the hub that must be fetched first.

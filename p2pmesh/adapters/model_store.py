@@ -182,6 +182,19 @@ class DiskModelStore:
                 found.append((named, await self._run(partial(self._reader.index_of_named, named))))
         return tuple(sorted(found, key=lambda entry: (entry[0].name, str(entry[0].path))))
 
+    async def unusable(self) -> tuple[tuple[Path, str], ...]:
+        """What lies among the home's models under a model's name and cannot be read as one, and why; by path."""
+        return await self._run(self._find_unusable)
+
+    def _find_unusable(self) -> tuple[tuple[Path, str], ...]:
+        found = [(path, f"{', '.join(missing[:3])} is missing") for path, missing in self._names.incomplete()]
+        for named in self._names.in_home():
+            try:
+                self._reader.index_of_named(named)
+            except ConfigError as error:
+                found.append((named.path, error.message.removeprefix(f"{named.path}").lstrip(": ")))
+        return tuple(sorted(found))
+
     async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
         """A local whole model with this digest, if any. Only files of the right size are read."""
         known = await self._run(lambda: self._unchanged_model(digest))

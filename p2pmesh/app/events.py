@@ -66,6 +66,7 @@ class EventName(StrEnum):
     MODEL_UNLOADED = "model_unloaded"
     UNLOAD_POSTPONED = "unload_postponed"
     MODEL_ALIASED = "model_aliased"
+    MODEL_UNUSABLE = "model_unusable"
     REQUEST_RECOVERED = "request_recovered"
     RUN_TAKEN_OVER = "run_taken_over"
     REPLANNED = "replanned"

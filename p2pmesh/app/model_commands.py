@@ -54,6 +54,11 @@ def list_models(options: ModelsOptions) -> list[dict[str, Any]]:
     return [_summary(named.name, index, named.source, str(named.path)) for named, index in trio.run(_survey, options)]
 
 
+def list_unusable(options: ModelsOptions) -> tuple[tuple[str, str], ...]:
+    """Files among the home's models that are none, and why."""
+    return tuple((str(path), why) for path, why in trio.run(options.open().store.unusable))
+
+
 async def _survey(options: ModelsOptions) -> tuple[tuple[NamedModel, GgufIndex], ...]:
     return await options.open().store.survey()
 

@@ -4,13 +4,18 @@ Implements ``ports.models.ModelShelf``. Models that pip installed are for demons
 where they are named.
 """
 
+from collections.abc import Callable
+
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_store import DiskModelStore
+from p2pmesh.app.events import Event, EventName
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.ports.models import KnownModel, ModelFile
 
 MAX_MODELS = 64
+MAX_TOLD = 16
+"""Files that are no models: one line each, at the start of a node."""
 
 
 class OwnersModels:
@@ -46,3 +51,9 @@ class OwnersModels:
     def release(self, model: ModelFile) -> None:
         """See ``ports.models``."""
         self._store.release(model.digest)
+
+
+async def tell_unusable(store: DiskModelStore, emit: Callable[[Event], None]) -> None:
+    """Names what its owner put among the models and cannot be served, which a survey passes over."""
+    for path, why in (await store.unusable())[:MAX_TOLD]:
+        emit(Event(EventName.MODEL_UNUSABLE, {"path": str(path), "message": why}))

@@ -60,7 +60,7 @@ from p2pmesh.app.joining import Standing, choose_standing, read_invite
 from p2pmesh.app.live_settings import LIVE_FIELDS, LiveSettings
 from p2pmesh.app.machine_memory import available_memory_bytes, offered_memory_bytes, offered_of_bytes
 from p2pmesh.app.model_access import ModelAccess, describe_progress, open_access
-from p2pmesh.app.model_shelf import OwnersModels
+from p2pmesh.app.model_shelf import OwnersModels, tell_unusable
 from p2pmesh.app.open_files import AcceptFailures, http_connections_per_server, raise_open_files_limit
 from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, check_owner_key, passphrase_sources
 from p2pmesh.app.pool_options import PoolChoice
@@ -207,6 +207,8 @@ class _Command:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._stop_at_signal)
             self._start_http(nursery, backend)
+            if self._options.serves_on_demand:
+                nursery.start_soon(tell_unusable, self._models.store, self._emit)
             async with AsyncExitStack() as stack:
                 await self._open_lan(stack)
                 await self._find_pools()

@@ -11,7 +11,7 @@ from p2pmesh.app.config import choose_home
 from p2pmesh.app.model_commands import ModelsOptions
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.cli.exit_codes import EXIT_CODES, OK
-from p2pmesh.cli.output import describe_table, describe_value, printable
+from p2pmesh.cli.output import describe_table, describe_unusable, describe_value, printable
 from p2pmesh.cli.progress import FetchLine, describe_fetch
 
 
@@ -31,6 +31,8 @@ def _list(args: Namespace) -> int:
     if args.catalog:
         return _print_rows(args, model_commands.list_catalog(), "the catalog is empty")
     models = model_commands.list_models(_options(args))
+    for path, why in model_commands.list_unusable(_options(args)):
+        sys.stderr.write(f"p2pmesh: {printable(describe_unusable(path, why))}\n")
     return _print_rows(args, models, "no models here; --demo serves the one that pip installs, --model takes a file")
 
 

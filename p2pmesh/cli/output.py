@@ -436,6 +436,11 @@ def _describe_pool_watched(event: Event) -> Iterator[str]:
     yield f"peer {_short(event.fields['peer_id'])} lists the pool; this node takes over when it is gone"
 
 
+def describe_unusable(path: str, why: str) -> str:
+    """A file among the models that is none."""
+    return f"{path} is not served: {why}"
+
+
 def _describe_rejected(event: Event) -> Iterator[str]:
     fields = event.fields
     others = f" (and {fields['count'] - 1} like it)" if fields["count"] > 1 else ""
@@ -522,6 +527,7 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.MODEL_UNLOADED: _describe_unloaded,
     EventName.UNLOAD_POSTPONED: _describe_postponed,
     EventName.MODEL_ALIASED: _describe_aliased,
+    EventName.MODEL_UNUSABLE: lambda event: iter((describe_unusable(event.fields["path"], event.fields["message"]),)),
     EventName.NOT_ROUTABLE: _describe_not_routable,
     EventName.EVENTS_FOLDED: _describe_folded,
     EventName.SERVES_NOTHING: _describe_message,

@@ -276,6 +276,7 @@ import sys, types
 from p2pmesh.cli.main import main
 module = types.ModuleType("p2pmesh.app.model_commands")
 module.list_models = lambda options: []
+module.list_unusable = lambda options: ()
 module.ModelsOptions = lambda *given: None
 sys.modules["p2pmesh.app.model_upkeep"] = types.ModuleType("upkeep")
 sys.modules["p2pmesh.app.model_commands"] = module
@@ -308,6 +309,7 @@ def test_status_and_models_as_text_and_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("p2pmesh.app.model_commands.list_models", lambda options: [])
+    monkeypatch.setattr("p2pmesh.app.model_commands.list_unusable", lambda options: ())
     monkeypatch.setattr("p2pmesh.app.model_commands.show_model", lambda options, reference: {"name": reference})
     client = ModuleType("client")
     client.fetch_status = lambda home: {"peer_id": "x"}  # type: ignore[attr-defined]

@@ -60,6 +60,7 @@ EVERY = (
     Event(EventName.LOAD_ON_DEMAND, {"model": "m\x1b", "reason": "no_server", "needed_bytes": 2**30}),
     Event(EventName.MODEL_UNLOADED, {"model": "m", "run_id": "00" * 16, "reason": "idle", "message": "no request"}),
     Event(EventName.UNLOAD_POSTPONED, {"model": "m", "reason": "memory_low", "message": "requests went on"}),
+    Event(EventName.MODEL_UNUSABLE, {"path": "/h/models/x.gguf", "message": "not a GGUF model"}),
     Event(EventName.MODEL_ALIASED, {"model": "m", "served_as": "n"}),
     Event(EventName.PEER_JOINED, {"peer_id": PEER, "count": 3}),
     Event(EventName.PEER_LEFT, {"peer_id": PEER, "name": "kitchen\x1b"}),
