@@ -99,7 +99,7 @@ def _why_alone(pools: Sequence[Mapping[str, Any]]) -> str:
     if not pools:
         return "none is listed"
     if not any(pool["is_open"] for pool in pools):
-        return "all of them have names, and are joined by those alone (discover --name NAME, up --pool-name NAME)"
+        return "all of them have names, and are joined by those alone (--pool-name NAME, of discover and up)"
     return "none of them answered, or they are full"
 
 
