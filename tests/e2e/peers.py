@@ -169,10 +169,14 @@ class NodeProcess:
         self.assert_no_child_left()
         return code
 
-    def stop(self) -> None:
-        """Drains by SIGTERM and holds the node to its promises: exit 0, no traceback, no child, no run.json."""
+    def tell_to_stop(self) -> None:
+        """By SIGTERM, once: a second one would end it at once."""
         if self.process.poll() is None and not self._is_told_to_stop:
             self.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Drains by SIGTERM and holds the node to its promises: exit 0, no traceback, no child, no run.json."""
+        self.tell_to_stop()
         code = self.wait_ended()
         assert code == 0, (code, self.errors[-30:])
         assert not any("Traceback" in line for line in self.errors), self.errors[-60:]
@@ -308,7 +312,7 @@ class Peers:
         """Drains every node that still runs: all at once, so that none hands its stages over to another."""
         running = [node for node in reversed(self.nodes) if node.process.poll() is None]
         for node in running:
-            node.send_signal(signal.SIGTERM)
+            node.tell_to_stop()
         for node in running:
             node.stop()
 

@@ -31,7 +31,7 @@ def shown(node: NodeProcess, peer: NodeProcess) -> dict[str, Any] | None:
 
 def overlay_of(peers: Peers, model: Path) -> tuple[list[NodeProcess], NodeProcess]:
     """Four nodes that only route, and one that serves a model; all of them see it."""
-    hub = peers.found("hub")
+    hub = peers.found("hub", "--max-memory", "0")
     others = [hub, *(peers.join(f"router-{n}", hub.invite, "--max-memory", "0") for n in range(3))]
     server = peers.join("server", hub.invite, "--model", str(model))
     for node in others:
@@ -65,7 +65,7 @@ def test_a_killed_peer_is_gone_from_every_list_within_the_bound(
 
 
 def test_a_killed_newcomer_is_given_up_by_all(peers: Peers) -> None:
-    hub = peers.found("hub")
+    hub = peers.found("hub", "--max-memory", "0")
     others = [hub, *(peers.join(f"router-{n}", hub.invite, "--max-memory", "0") for n in range(3))]
     newcomer = peers.join("newcomer", hub.invite, "--max-memory", "0")
     for node in others:  # heard of is enough: those that have not met it depend on reports
