@@ -44,10 +44,14 @@ class FileOfUp:
         return settings.merged(self._args, settings.typed(self._argv), settings.read(self._path))
 
     def read(self) -> Reading:
-        """For a node that has joined already, so that no invite is read again; one that looks for a pool has none."""
+        """For a node that is up already, so that no invite is read again.
+
+        One that looks for a pool, or founded its mesh, has none.
+        """
         merged = self.merged()
         keys = make_settings().values_of(merged)
-        joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": not merged.auto})
+        has_joined = bool(merged.join or merged.join_file or merged.rejoin) and not merged.auto
+        joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": has_joined})
         return Reading(up_options(joined), keys)
 
 

@@ -223,3 +223,9 @@ def test_the_file_of_the_documents_is_valid_and_all_of_it_counts(home: Path) -> 
     entries = make_settings().read(write(home, example))
     assert len(entries) == len(example.splitlines())
     assert {entry.name for entry in entries} - {"nice"} <= LIVE_KEYS
+
+
+def test_a_founder_with_requirements_reads_its_file_while_it_runs(tmp_path: Path) -> None:
+    argv = ["up", "--home", str(tmp_path), "--require-owner"]
+    reading = FileOfUp(build_parser().parse_args(argv), argv).read()
+    assert not reading.options.is_rejoining

@@ -54,5 +54,6 @@ def test_a_stream_over_a_machine_whose_hours_end_is_the_same_stream(peers: Peers
     settings.write_text("name = 'other'\n")
     reloaded = run_command("config", "reload", home=volunteer.home)
     assert reloaded.returncode == 0, reloaded.stderr
-    assert "leave_within, share_hours took effect" in reloaded.stdout
+    by_itself = "nothing has changed" in reloaded.stdout  # the node may have seen the file first
+    assert by_itself or "leave_within, share_hours took effect" in reloaded.stdout
     volunteer.wait_for("sharing_changed", where=lambda told: told["state"] == "giving")
