@@ -15,7 +15,7 @@ from pathlib import Path
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 _DRAFT = re.compile(
-    r"\.(?:node\.key|node\.claim|nostr\.nsec|trust\.json|run\.json|api-keys\.json|grants\.json|usage\.json|mesh\.[a-z]+|[0-9a-f]{32}|[0-9a-f]{64}\.json)\.[a-z0-9_]{8,16}\Z"
+    r"\.(?:node\.key|node\.claim|nostr\.nsec|trust\.json|run\.json|api-keys\.json|grants\.json|usage\.json|listen-port|(?:mesh|pool)\.[a-z]+|[0-9a-f]{32}|[0-9a-f]{64}\.json)\.[a-z0-9_]{8,16}\Z"
 )
 """As ``mkstemp`` and ``adapters.identity`` name drafts."""
 _OLD_DRAFT = re.compile(r"\.owner\.key\.[a-z0-9_]{8,16}\Z")

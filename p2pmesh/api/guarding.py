@@ -114,6 +114,8 @@ class _Attempt:
 
     def _passes(self, text: str, most_bytes: int) -> bool:
         """Whether what is held needs no holding any more: it is reasoning, or no call."""
+        if self.is_said:
+            return True
         split = self._splitter.add(text)
         self._content_bytes += len(split.content.encode("utf-8", "replace"))
         if not self._content_bytes and (split.reasoning or self._splitter.is_inside):

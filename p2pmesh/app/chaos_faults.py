@@ -50,7 +50,6 @@ class FaultKind(StrEnum):
     """It answers garbage for a while."""
 
 
-ON_LINKS = frozenset({FaultKind.PARTITION, FaultKind.SILENT_LINK, FaultKind.CUT_LINK, FaultKind.CORRUPT})
 ENDS_NODE = frozenset({FaultKind.KILL_NODE, FaultKind.LEAVE})
 """Afterwards the node must be started again."""
 NO_LOSS = frozenset({FaultKind.SLOW})

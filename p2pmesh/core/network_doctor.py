@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from p2pmesh.base.limits import CLOCK_SKEW_MS
 from p2pmesh.core.addresses import AddressChoice, LeftOut
 
-CLOCK_ALLOWED_MS = 30_000
-"""Skew that signed records forgive (``protocols/conventions.md``)."""
 CLOCK_NOTICED_MS = 5_000
 
 
@@ -271,7 +270,7 @@ def _clock(facts: NetworkFacts) -> Iterator[Finding]:
     far = f"{abs(offset) / 1000:.1f} s {'ahead of' if offset > 0 else 'behind'} that of {facts.clock_source}"
     if abs(offset) <= CLOCK_NOTICED_MS:
         yield Finding(Topic.CLOCK, Level.OK, f"The clock agrees with that of {facts.clock_source}.", _NOTHING)
-    elif abs(offset) <= CLOCK_ALLOWED_MS:
+    elif abs(offset) <= CLOCK_SKEW_MS:
         text = f"The clock is {far}; 30 s are forgiven."
         yield Finding(Topic.CLOCK, Level.ADVICE, text, "Have the system set it, such as by timedatectl set-ntp true.")
     else:

@@ -172,7 +172,8 @@ class ReachabilityMachine:
         self._sights: dict[tuple[PeerId, int], _Sight] = {}
         self._due: dict[PeerId, Micros] = {}
         """When a witness is asked next; who is being asked is not among them."""
-        self._asked: dict[PeerId, None] = {}
+        self._asked: dict[PeerId, bool] = {}
+        """Whether what it answers counts: it was asked about addresses that are ours still."""
         self._standing = _Standing()
 
     # --- what is known
@@ -271,9 +272,13 @@ class ReachabilityMachine:
         return Micros(answer.at + (self._policy.declined_again_us if is_declined else self._policy.ask_again_us))
 
     def _on_answer(self, witness: Witness, outcome: DialBack, address: str, now: Micros) -> None:
-        if witness.peer not in self._asked:
+        counts = self._asked.pop(witness.peer, None)
+        if counts is None:
             return  # nobody is heard who was not asked
-        del self._asked[witness.peer]
+        if not counts:  # it dialled an address that is ours no more
+            if witness.peer in self._witnesses:
+                self._due[witness.peer] = now
+            return
         answer = _Answer(outcome, address, now, witness.network)
         _keep(self._answers, witness.peer, answer, self._policy.capacity)
         if witness.peer in self._witnesses:
@@ -285,8 +290,8 @@ class ReachabilityMachine:
         self._own_hosts = hosts
         self._answers.clear()
         self._sights.clear()
-        self._asked.clear()
-        self._due = dict.fromkeys(self._witnesses, now)
+        self._asked = dict.fromkeys(self._asked, False)
+        self._due = {peer: now for peer in self._witnesses if peer not in self._asked}
 
     def _forget_old(self, now: Micros) -> None:
         oldest = now - self._policy.answer_life_us
@@ -303,7 +308,7 @@ class ReachabilityMachine:
                 return
             peer = min(ready)[2]
             del self._due[peer]
-            self._asked[peer] = None
+            self._asked[peer] = True
             yield AskWitness(self._witnesses[peer])
 
     # --- the verdict

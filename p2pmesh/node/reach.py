@@ -238,9 +238,7 @@ class Reach:
 
     def _listened(self) -> tuple[str, ...]:
         """Our direct addresses, loopback left out, without peer id."""
-        direct = (address for address in self._network.addresses() if "/p2p-circuit" not in address)
-        bare = (address.partition("/p2p/")[0] for address in direct)
-        return tuple(address for address in bare if not address.startswith(("/ip4/127.", "/ip6/::1/")))
+        return tuple(address.partition("/p2p/")[0] for address in _direct(self._network.addresses()))
 
     def _tell_found(self, event: reachability.Event) -> None:
         for effect in self._found.handle(event, self._clock.now()):

@@ -71,7 +71,7 @@ class Sharing:
             while True:
                 wanted, released = self._wanted.count, self._parts.stages.released.count
                 if not self._machine.rules.is_always:
-                    await self._runner.put(await self._look())
+                    await self._runner.put(await self._look(self._machine.rules))
                 await self._wait(wanted, released)
 
     async def change(self, memory_bytes: int, rules: SharingRules) -> None:
@@ -82,7 +82,7 @@ class Sharing:
             if self._parts.stages.unwanted() and self._nursery is not None:
                 self._nursery.start_soon(self._part, rules.leave_us / MICROS_PER_SECOND)
         if self._parts.owner is not None and rules != self._machine.rules:
-            await self._runner.put(sharing.RulesChanged(rules, await self._look()))
+            await self._runner.put(sharing.RulesChanged(rules, await self._look(rules)))
             self._wanted.mark()
 
     def describe(self) -> dict[str, Any]:
@@ -111,8 +111,8 @@ class Sharing:
             else:
                 await self._wanted.wait_beyond(wanted)
 
-    async def _look(self) -> sharing.Looked:
-        owner, rules = self._parts.owner, self._machine.rules
+    async def _look(self, rules: SharingRules) -> sharing.Looked:
+        owner = self._parts.owner
         assert owner is not None
         self._signs = await owner.signs() if rules.is_only_idle else OwnerSigns()
         return sharing.Looked(

@@ -77,7 +77,7 @@ def test_old_drafts_of_certificates_are_removed(tmp_path: Path) -> None:
 def test_drafts_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: Path) -> None:
     mesh = "0123456789abcdef" * 2
     drafts = [".node.key.0123456789abcdef", ".node.claim.abcdefgh", ".trust.json.abcdefgh", ".mesh.invites.abcdefgh"]
-    drafts += [".run.json.abcdefgh", f"memberships/.{mesh}.abcdefgh"]
+    drafts += [".pool.invites.abcdefgh", ".listen-port.abcdefgh", ".run.json.abcdefgh", f"memberships/.{mesh}.abcdefgh"]
     kept = ["node.key", ".owner.key.abcdefgh", ".profile", ".node.key.bak", f"memberships/{mesh}"]
     (tmp_path / "memberships").mkdir()
     for name in (*drafts, *kept):

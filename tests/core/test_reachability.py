@@ -138,6 +138,17 @@ def test_other_interfaces_void_what_was_said() -> None:
     assert machine.observed_hosts == ()
 
 
+def test_an_answer_about_an_address_that_is_ours_no_more_counts_for_nothing() -> None:
+    machine = asked(A, B)
+    assert not machine.handle(OwnHostsChanged(frozenset({"10.0.0.9"})), Micros(3))  # both are being asked
+    effects = (*answer(machine, A, DialBack.REACHED, at=4), *answer(machine, B, DialBack.REACHED, at=4))
+    assert machine.verdict is Reachability.UNKNOWN
+    assert set(effects) == {AskWitness(A), AskWitness(B)}
+    answer(machine, A, DialBack.FAILED, at=5)
+    answer(machine, B, DialBack.FAILED, at=5)
+    assert machine.verdict is Reachability.PRIVATE
+
+
 def test_an_address_of_ours_is_no_nat() -> None:
     machine = asked(A, B)
     see(machine, A, OURS, 50001, 50001)

@@ -172,6 +172,16 @@ async def test_rules_that_change_while_it_runs_count_at_once(autojump_clock: Moc
         await one.coordinator.wait_told("pipeline_ready", 2)
 
 
+async def test_an_owner_who_is_there_is_seen_by_rules_that_ask_for_it_first(autojump_clock: MockClock) -> None:
+    async with shared(NIGHTS, DAY) as one:
+        await trio.sleep(1)
+        one.owner.idle_s = 0
+        told = len(one.volunteer.told("sharing_changed"))
+        await one.volunteer.node.change_wishes(WHOLE_BYTES, ANYTHING, IDLE)
+        await trio.sleep(5)
+        assert [fields["state"] for fields in one.volunteer.told("sharing_changed")[told:]] in ([], ["resting"])
+
+
 @asynccontextmanager
 async def alone() -> AsyncIterator[tuple[Mesh, MeshNode, FakeOwner]]:
     """A volunteer that serves a model of its own."""

@@ -91,10 +91,11 @@ class DialBackServer:
 
     def _has_allowance(self, host: str) -> bool:
         network = network_of(host) or host
-        full_at = spend(self._full_at.pop(network, Micros(0)), micros(trio.current_time()), EACH_US, BURST)
+        before = self._full_at.pop(network, Micros(0))
+        full_at = spend(before, micros(trio.current_time()), EACH_US, BURST)
         if len(self._full_at) >= MAX_NETWORKS:
             del self._full_at[next(iter(self._full_at))]
-        self._full_at[network] = micros(trio.current_time() + BURST * EACH_US / 1e6) if full_at is None else full_at
+        self._full_at[network] = before if full_at is None else full_at
         return full_at is not None
 
     async def _try(self, addresses: list[TcpAddress], peer: ID) -> TcpAddress | None:

@@ -122,8 +122,8 @@ class _Check:
 
     def _referred(self, value: Any, schema: dict[str, Any], at: str, depth: int) -> str | None:
         pointer = schema.get("$ref")
-        if not isinstance(pointer, str) or not pointer.startswith("#"):
-            return None
+        if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
+            return None  # an anchor, or another document
         target = self._root
         for part in pointer[1:].split("/", _POINTER_PARTS)[1:]:
             key = part.replace("~1", "/").replace("~0", "~")

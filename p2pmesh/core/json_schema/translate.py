@@ -39,8 +39,8 @@ _MAX_VALUES = 1000
 _MAX_PROPERTIES = 256
 _MAX_REFERENCES = 64
 _MAX_DIVISOR = 64
-_STEPS_PER_PART = 10
 _STEPS_PER_PATTERN_CHARACTER = 4
+_STEPS_PER_PART = 10
 """A part takes about as long as ten comparisons of values."""
 
 

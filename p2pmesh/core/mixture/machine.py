@@ -145,6 +145,8 @@ class MixtureMachine:
         self._pending: dict[int, Micros] = {}
         """Those that are out, in the order of asking, and since when."""
         self._drafts: dict[int, Draft] = {}
+        self._meanings: dict[int, str] = {}
+        """Of those that could be the answer, read once: each comparison would parse every call's arguments again."""
         self._failures: dict[int, Failed] = {}
         self._first_at: Micros | None = None
         """When the first draft came that could be the answer."""
@@ -203,6 +205,8 @@ class MixtureMachine:
             return ()
         del self._pending[event.index]
         self._drafts[event.index] = event.draft
+        if event.draft.is_usable:
+            self._meanings[event.index] = event.draft.meaning
         if event.draft.is_usable and self._first_at is None:
             self._first_at = now
         return self._decide_early(now)
@@ -262,11 +266,10 @@ class MixtureMachine:
         )
 
     def _usable(self) -> list[int]:
-        return sorted(index for index, draft in self._drafts.items() if draft.is_usable)
+        return sorted(self._meanings)
 
     def _votes(self, index: int) -> int:
-        meaning = self._drafts[index].meaning
-        return sum(self._drafts[other].meaning == meaning for other in self._usable())
+        return list(self._meanings.values()).count(self._meanings[index])
 
     def _is_sure(self, index: int) -> bool:
         policy = self._policy

@@ -90,6 +90,11 @@ def test_what_is_not_known_says_nothing_against_a_value(schema: object) -> None:
     assert find_mismatch({"a": 1}, schema) is None
 
 
+def test_an_anchor_is_not_looked_up_and_is_not_the_whole_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#s"}}, "$defs": {"s": {"$anchor": "s", "type": "string"}}}
+    assert find_mismatch({"a": "x"}, schema) is None
+
+
 def test_no_schema_takes_more_than_its_share() -> None:
     doubling: dict[str, object] = {"$defs": {"n0": {"const": 0}}, "$ref": "#/$defs/n30"}
     for number in range(1, 31):
