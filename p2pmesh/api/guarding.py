@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import trio
+
 from p2pmesh.api.backend import Backend
 from p2pmesh.api.errors import error_of
 from p2pmesh.api.metrics import Metrics
@@ -43,6 +45,14 @@ _REMEMBERED = 256
 """Requests whose choices are compacted alike, without another look at the first one's conversation."""
 
 
+@dataclass(slots=True)
+class _Compaction:
+    """How many parts of a conversation went; choices that run together wait for the first one's looks."""
+
+    turn: trio.Lock = field(default_factory=trio.Lock)
+    gone: int | None = None
+
+
 class GuardedBackend:
     """A backend with guardrails; everything but its generations is the backend's own."""
 
@@ -50,8 +60,8 @@ class GuardedBackend:
         self._backend = backend
         self._metrics = metrics
         self._policy = policy
-        self._gone: dict[bytes, int] = {}
-        """How many parts of a conversation went, by request: each look is a tokenizer's work, and choices are many."""
+        self._compactions: dict[bytes, _Compaction] = {}
+        """By request: each look is a tokenizer's work, and choices are many."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -66,9 +76,9 @@ class GuardedBackend:
 
     @asynccontextmanager
     async def _guarded(self, request: GenerationRequest, asker: Asker) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
-        while len(self._gone) > _REMEMBERED:
-            del self._gone[next(iter(self._gone))]
-        guarding = _Guarding(self._backend, self._policy, self._metrics, asker, self._gone)
+        while len(self._compactions) > _REMEMBERED:
+            del self._compactions[next(iter(self._compactions))]
+        guarding = _Guarding(self._backend, self._policy, self._metrics, asker, self._compactions)
         async with aclosing(guarding.events(request)) as events:
             yield events
 
@@ -185,10 +195,15 @@ class _Guarding:
     """One request under guardrails."""
 
     def __init__(
-        self, backend: Backend, policy: GuardrailPolicy, metrics: Metrics, asker: Asker, gone: dict[bytes, int]
+        self,
+        backend: Backend,
+        policy: GuardrailPolicy,
+        metrics: Metrics,
+        asker: Asker,
+        compactions: dict[bytes, "_Compaction"],
     ) -> None:
         self._backend = backend
-        self._gone = gone
+        self._compactions = compactions
         self._policy = policy
         self._metrics = metrics
         self._asker = asker
@@ -300,10 +315,11 @@ class _Guarding:
         """Without as many of the oldest parts as went of another choice, else as have to."""
         messages = request.prompt.messages or ()
         parts = removable_parts(messages)
-        gone = self._gone.get(request.request_id)
-        if gone is None:
-            gone = self._gone[request.request_id] = await self._fewest(request, messages, parts, context)
-        return without_parts(messages, parts[:gone])
+        compaction = self._compactions.setdefault(request.request_id, _Compaction())
+        async with compaction.turn:
+            if compaction.gone is None:
+                compaction.gone = await self._fewest(request, messages, parts, context)
+        return without_parts(messages, parts[: compaction.gone])
 
     async def _fewest(
         self,

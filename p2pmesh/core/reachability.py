@@ -105,9 +105,13 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class OwnHostsChanged:
-    """The addresses of our interfaces. When they change, all that was said of the old ones is void."""
+    """The addresses of our interfaces; when they change, all that was said of the old ones is void.
+
+    ``inner`` of them lead only to containers and the like on this machine, and may come and go.
+    """
 
     hosts: frozenset[str]
+    inner: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,8 @@ class ReachabilityMachine:
     def __init__(self, policy: ReachabilityPolicy | None = None) -> None:
         self._policy = policy or ReachabilityPolicy()
         self._own_hosts: frozenset[str] = frozenset()
+        self._outer_hosts: frozenset[str] = frozenset()
+        """Those that others see us by."""
         self._witnesses: dict[PeerId, Witness] = {}
         self._answers: dict[PeerId, _Answer] = {}
         self._sights: dict[tuple[PeerId, int], _Sight] = {}
@@ -237,8 +243,8 @@ class ReachabilityMachine:
             case Observed(witness, host, port, local_port):
                 sight = _Sight(host, port, local_port, now, witness.network)
                 _keep(self._sights, (witness.peer, local_port), sight, self._policy.capacity)
-            case OwnHostsChanged(hosts):
-                self._on_own_hosts(hosts, now)
+            case OwnHostsChanged(hosts, inner):
+                self._on_own_hosts(hosts, inner, now)
             case DeadlinePassed():
                 pass
         self._forget_old(now)
@@ -284,10 +290,11 @@ class ReachabilityMachine:
         if witness.peer in self._witnesses:
             self._due[witness.peer] = self._next_due(answer)
 
-    def _on_own_hosts(self, hosts: frozenset[str], now: Micros) -> None:
-        if hosts == self._own_hosts:
-            return
+    def _on_own_hosts(self, hosts: frozenset[str], inner: frozenset[str], now: Micros) -> None:
         self._own_hosts = hosts
+        if hosts - inner == self._outer_hosts:
+            return
+        self._outer_hosts = hosts - inner
         self._answers.clear()
         self._sights.clear()
         self._asked = dict.fromkeys(self._asked, False)

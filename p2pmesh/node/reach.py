@@ -140,7 +140,7 @@ class Reach:
         if now >= self._hosts_due:  # interfaces change seldom, and the system is slow to tell of them
             self._hosts_due = Micros(now + round(HOSTS_EVERY_S * MICROS_PER_SECOND))
             self._own_hosts = self._port.own_hosts()
-            self._tell_found(reachability.OwnHostsChanged(self._own_hosts))
+            self._tell_found(reachability.OwnHostsChanged(self._own_hosts, self._port.inner_hosts()))
         self._tell_found(reachability.WitnessesChanged(tuple(self._witnesses(admitted))))
         connected = self._network.connected_peers()
         for relay in self._relays.held:

@@ -43,6 +43,9 @@ class ReachPort(Protocol):
     def own_hosts(self) -> frozenset[str]:
         """Addresses of this machine's interfaces."""
 
+    def inner_hosts(self) -> frozenset[str]:
+        """Those of them behind which only this machine's containers and virtual machines are."""
+
     def listen_port(self) -> int | None:
         """The TCP port that is listened on; None if there are none, or several."""
 

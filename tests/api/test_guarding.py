@@ -306,7 +306,8 @@ async def test_a_conversation_that_fills_the_context_loses_its_oldest_exchanges(
     assert await asked.count("compacted") == 1
 
 
-async def test_choices_of_a_long_conversation_are_compacted_by_the_looks_of_one() -> None:
+@pytest.mark.parametrize("length", [100, LONG_PROMPT_CHARACTERS])
+async def test_choices_of_a_conversation_are_compacted_by_the_looks_of_one(length: int) -> None:
     looks: list[int] = []
 
     class Counting(Scripted):
@@ -315,11 +316,11 @@ async def test_choices_of_a_long_conversation_are_compacted_by_the_looks_of_one(
             looks.append(len(arguments[1].messages))
             return await super().tokenize(*arguments, **named)
 
-    system = {"role": "system", "content": "s" * LONG_PROMPT_CHARACTERS}
+    system = {"role": "system", "content": "s" * length}
     taken: set[int] = set()
     for n in (1, 16):
         looks.clear()
-        asked = Asked(Counting(says("ok"), context=LONG_PROMPT_CHARACTERS + 2400))
+        asked = Asked(Counting(says("ok"), context=length + 2400))
         client = await asked.ask(messages=[system, *long_talk()], n=n)
         assert client.headers[HEADER].startswith("compacted ")
         assert len({len(request.prompt.messages or ()) for request in asked.backend.requests}) == 1

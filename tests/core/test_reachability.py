@@ -138,6 +138,16 @@ def test_other_interfaces_void_what_was_said() -> None:
     assert machine.observed_hosts == ()
 
 
+def test_a_container_that_starts_voids_nothing() -> None:
+    machine = asked(A, B)
+    answer(machine, A, DialBack.FAILED)
+    answer(machine, B, DialBack.FAILED)
+    bridge = frozenset({"172.18.0.1"})
+    assert machine.handle(OwnHostsChanged(frozenset({OURS}) | bridge, bridge), Micros(3)) == ()
+    assert machine.handle(OwnHostsChanged(frozenset({OURS})), Micros(4)) == ()
+    assert machine.verdict is Reachability.PRIVATE
+
+
 def test_an_answer_about_an_address_that_is_ours_no_more_counts_for_nothing() -> None:
     machine = asked(A, B)
     assert not machine.handle(OwnHostsChanged(frozenset({"10.0.0.9"})), Micros(3))  # both are being asked

@@ -45,6 +45,9 @@ class FakeReach:
     def own_hosts(self) -> frozenset[str]:
         return self.hosts
 
+    def inner_hosts(self) -> frozenset[str]:
+        return frozenset()
+
     def listen_port(self) -> int | None:
         return self.port
 

@@ -78,6 +78,10 @@ class Reach:
         """Addresses of this machine's interfaces."""
         return interface_addresses()
 
+    def inner_hosts(self) -> frozenset[str]:
+        """Those of its containers."""
+        return interface_addresses(is_inner_only=True)
+
     def listen_port(self) -> int | None:
         """The TCP port that is listened on."""
         return listen_port(self._swarm)

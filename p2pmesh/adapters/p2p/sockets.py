@@ -16,6 +16,7 @@ from libp2p.transport.tcp.tcp import TCPListener
 
 from p2pmesh.adapters.interfaces import SystemInterfaces
 from p2pmesh.base.errors import ErrorCode, PeerUnavailable
+from p2pmesh.core.addresses import is_inner
 
 
 def listening_sockets(swarm: Swarm) -> tuple[trio.socket.SocketType, ...]:
@@ -83,7 +84,11 @@ async def _share_port(sock: trio.socket.SocketType, listener: trio.socket.Socket
     sock.setsockopt(stdlib_socket.SOL_SOCKET, stdlib_socket.SO_REUSEPORT, 0)
 
 
-def interface_addresses() -> frozenset[str]:
-    """IP addresses of this machine's interfaces, loopback left out; empty where the system does not say."""
-    hosts = (ip_address(one.address) for one in SystemInterfaces().survey() if one.is_up)
+def interface_addresses(*, is_inner_only: bool = False) -> frozenset[str]:
+    """IP addresses of this machine's interfaces, loopback left out; empty where the system does not say.
+
+    With ``is_inner_only`` those behind which only its containers and virtual machines are.
+    """
+    up = (one for one in SystemInterfaces().survey() if one.is_up)
+    hosts = (ip_address(one.address) for one in up if is_inner(one) or not is_inner_only)
     return frozenset(str(host) for host in hosts if not host.is_loopback and not host.is_link_local)
