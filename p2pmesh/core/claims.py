@@ -358,9 +358,12 @@ class Claimant:
         refused = next((denied.code for denied in self._denied.values() if denied.code in _NO_USE), None)
         if refused is not None:
             return self._lose(refused, text)
+        leased = sum(denied.code is ErrorCode.MODEL_LEASED for denied in self._denied.values())
+        if leased:
+            text = f"{leased} of {asked} peers have promised it to a run of another coordinator, which may be serving it"
+            return self._lose(ErrorCode.MODEL_LEASED, text)
         if self._denied:
-            leased = any(denied.code is ErrorCode.MODEL_LEASED for denied in self._denied.values())
-            return self._lose(ErrorCode.MODEL_LEASED if leased else ErrorCode.TERM_STALE, text)
+            return self._lose(ErrorCode.TERM_STALE, text)
         return self._lose(ErrorCode.QUORUM_LOST, text)
 
     # --- holding -----------------------------------------------------------------

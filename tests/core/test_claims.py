@@ -132,6 +132,7 @@ def test_a_claim_that_is_not_granted_in_time_is_given_up_with_its_reason() -> No
     lost = effects[0]
     assert isinstance(lost, ClaimLost)
     assert lost.code is ErrorCode.MODEL_LEASED
+    assert lost.text == "3 of 3 peers have promised it to a run of another coordinator, which may be serving it"
     assert lost.ungranted == (A, B, C)
     assert now < 4000
 

@@ -256,6 +256,14 @@ def wait_until(holds: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
+def stop_at_once(nodes: Sequence[NodeProcess]) -> None:
+    """Drains nodes together, so that none hands its stages over to another."""
+    for node in nodes:
+        node.tell_to_stop()
+    for node in nodes:
+        node.stop()
+
+
 @dataclass
 class Peers:
     """All nodes of one test, or of one module; homes lie under ``folder``."""
@@ -309,12 +317,8 @@ class Peers:
         return node
 
     def stop_all(self) -> None:
-        """Drains every node that still runs: all at once, so that none hands its stages over to another."""
-        running = [node for node in reversed(self.nodes) if node.process.poll() is None]
-        for node in running:
-            node.tell_to_stop()
-        for node in running:
-            node.stop()
+        """Drains every node that still runs."""
+        stop_at_once([node for node in reversed(self.nodes) if node.process.poll() is None])
 
     def clean_up(self) -> None:
         """Whatever happened, nothing goes on."""

@@ -1,8 +1,8 @@
 """Token for token: whatever the cuts, a pipeline gives the ids that one machine gives.
 
-One hub without memory and two joiners stay up; each case starts a coordinator with its cuts, which holds stage 0 and
-drives unless another peer proved more than twice as fast. Short prompts are asked of the hub, which forwards them, long
-ones of the coordinator.
+One hub without memory stays up. Each case starts two peers, and a coordinator with its cuts, which holds stage 0 and
+drives unless another peer proved more than twice as fast; all three end with the case, or the two would go on with the
+model in cuts of their own. Short prompts are asked of the hub, which forwards them, long ones of the coordinator.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import GEMMA, SMOLLM, require_models
-from tests.e2e.peers import NodeProcess, Peers, tokens_of, wait_until
+from tests.e2e.peers import NodeProcess, Peers, stop_at_once, tokens_of, wait_until
 
 LAYERS = {SMOLLM: 30, GEMMA: 18}
 LONG_PROMPT_TOKENS = 700
@@ -57,7 +57,7 @@ Reference = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What all cases share: the peers that stay, the answers of a single machine, the long prompts' ids."""
+    """What all cases share: the peer that stays, the answers of a single machine, the long prompts' ids."""
 
     peers: Peers
     hub: NodeProcess
@@ -77,8 +77,6 @@ def fixed(module_peers: Peers) -> Fixed:
         references[model] = {r.name: _ask(whole, model, r, long_prompts[model]) for r in REQUESTS}
         whole.stop()
     hub = module_peers.found("hub", "--max-memory", "0")
-    for name in ("b", "c"):
-        module_peers.join(name, hub.invite, "--max-memory", "4GiB")
     return Fixed(module_peers, hub, references, long_prompts)
 
 
@@ -115,16 +113,21 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize(("model", "cuts"), _cases(), ids=lambda value: str(value).replace(" ", ""))
 def test_a_pipeline_answers_token_for_token_as_one_machine(fixed: Fixed, model: str, cuts: tuple[int, ...]) -> None:
-    driver = fixed.peers.join(
-        f"driver-{model}", fixed.hub.invite, "--model", model, "--cuts", ",".join(map(str, cuts)),
-        "--max-memory", "4GiB",
-    )  # fmt: skip
+    nodes: list[NodeProcess] = []
     try:
+        for name in ("b", "c"):
+            nodes.append(fixed.peers.join(name, fixed.hub.invite, "--max-memory", "4GiB"))
+        driver = fixed.peers.join(
+            f"driver-{model}", fixed.hub.invite, "--model", model, "--cuts", ",".join(map(str, cuts)),
+            "--max-memory", "4GiB",
+        )  # fmt: skip
+        nodes.append(driver)
         _compare(fixed, driver, model, cuts)
     except BaseException:
-        driver.clean_up()
+        for node in nodes:
+            node.clean_up()
         raise
-    driver.stop()
+    stop_at_once(nodes)
 
 
 def _compare(fixed: Fixed, driver: NodeProcess, model: str, cuts: tuple[int, ...]) -> None:
