@@ -105,9 +105,11 @@ class RelayLedger:
         place = self._places.get(peer)
         return place is not None and place.ends_at > now
 
-    def uses(self, peer: PeerId, now: Micros) -> bool:
-        """Whether a peer has a place here or is at an end of a circuit."""
-        return self.holds_place(peer, now) or any(peer in (one.source, one.target) for one in self._circuits.values())
+    def users(self, now: Micros) -> frozenset[PeerId]:
+        """Peers that have a place here or are at an end of a circuit."""
+        placed = (peer for peer, place in self._places.items() if place.ends_at > now)
+        ends = (end for one in self._circuits.values() for end in (one.source, one.target))
+        return frozenset((*placed, *ends))
 
     def reserve(self, peer: PeerId, network: str, now: Micros, *, is_member: bool) -> Place | RelayRefusal:
         """A place, or the one that the peer has for longer. Members push strangers out, never the other way round."""

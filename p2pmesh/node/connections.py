@@ -16,6 +16,7 @@ from p2pmesh.core import connections
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.ports.network import ConnectionUse
 from p2pmesh.wire.control import Done, Parting
 
 LOOK_EVERY_S = 10.0
@@ -50,17 +51,16 @@ class Connections:
         self._parted = {peer: due for peer, due in self._parted.items() if due > now}
         before, self._used_at = self._used_at, {}
         standing = []
+        uses = self._ports.network.uses()
         for peer in self._overlay.admitted_peers():
-            is_used = self._is_used(peer, exchanges=0)
+            is_used = _is_used(uses.get(peer), exchanges=0)
             self._used_at[peer] = now if is_used else before.get(peer, now)
             is_near = self._overlay.board.is_near(peer)
             standing.append(connections.Standing(peer, is_near, is_used, now - self._used_at[peer]))
         return standing
 
-    def _is_used(self, peer: PeerId, exchanges: int) -> bool:
-        """Whether gossip goes over the connection, or more than so many exchanges are open on it."""
-        use = self._ports.network.use_of(peer)
-        return use is not None and (use.is_in_gossip_mesh or use.exchanges > exchanges)
+    def _use_of(self, peer: PeerId) -> ConnectionUse | None:
+        return self._ports.network.uses().get(peer)
 
     async def _part(self, peer: PeerId) -> None:
         """Asks; where the answer is no, or none, the connection counts as just used."""
@@ -74,14 +74,14 @@ class Connections:
                 await stream.expect(Done, ANSWER_TIMEOUT_S)
             finally:
                 await stream.reset()
-            if not self._is_used(peer, exchanges=0):
+            if not _is_used(self._use_of(peer), exchanges=0):
                 self._parted[peer] = Micros(now + PARTED_US)
                 await self._ports.network.disconnect(peer)
 
     async def _answer(self, stream: MessageStream, asked: Parting) -> None:
         """Agrees unless the connection is of use here; this stream itself is one exchange."""
         peer = stream.remote_peer
-        if not self._is_used(peer, exchanges=1) and not self._is_scarce(peer):
+        if not _is_used(self._use_of(peer), exchanges=1) and not self._is_scarce(peer):
             self._parted[peer] = Micros(self._ports.clock.now() + PARTED_US)
             await stream.send(Done())
         await stream.finish()
@@ -94,3 +94,8 @@ class Connections:
 
     def _has_parted(self, peer: PeerId) -> bool:
         return self._parted.pop(peer, Micros(-1)) > self._ports.clock.now()
+
+
+def _is_used(use: ConnectionUse | None, exchanges: int) -> bool:
+    """Whether gossip goes over a connection, or more than so many exchanges are open on it."""
+    return use is not None and (use.is_in_gossip_mesh or use.exchanges > exchanges)

@@ -150,10 +150,9 @@ class Reach:
             self._tell_relays(reservations.CandidatesChanged(tuple(self._candidates(admitted))))
         self._tell_relays(reservations.NeedChanged(self._needs_relay()))
         self._look_at_ways(admitted, connected)
-        for peer in sorted(connected - admitted):
-            if self._port.uses_relay(peer) and self._overlay.board.find(peer) is not None:
+        for peer in sorted((connected - admitted) & self._port.relay_users()):
+            if self._overlay.board.find(peer) is not None:
                 self._start(self._meet, peer)
-
         self._meet_the_hidden(connected)
 
     def _meet_the_hidden(self, connected: frozenset[PeerId]) -> None:

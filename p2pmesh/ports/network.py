@@ -1,6 +1,6 @@
 """The peer-to-peer network as the node sees it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -160,8 +160,8 @@ class Network(Protocol):
     def path_of(self, peer: PeerId) -> PathKind | None:
         """The path of that connection; None without a connection."""
 
-    def use_of(self, peer: PeerId) -> ConnectionUse | None:
-        """What its connections are used for; None without one."""
+    def uses(self) -> Mapping[PeerId, ConnectionUse]:
+        """What the connections of each connected peer are used for. Walks them all once."""
 
     async def disconnect(self, peer: PeerId) -> None:
         """Closes every connection to a peer. Never raises."""

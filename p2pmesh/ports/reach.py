@@ -92,6 +92,9 @@ class ReachPort(Protocol):
     def uses_relay(self, peer: PeerId) -> bool:
         """Whether a peer has a place or a circuit here, or keeps a place or a circuit for us."""
 
+    def relay_users(self) -> frozenset[PeerId]:
+        """All peers that ``uses_relay`` says so of. Walks the connections once."""
+
     # --- direct paths
 
     async def punch(self, peer: PeerId, own: tuple[str, ...], timeout_s: float) -> bool:

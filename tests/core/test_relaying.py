@@ -98,8 +98,8 @@ def test_one_peer_has_only_so_many_circuits() -> None:
     for _ in range(2):
         assert isinstance(relay.open_circuit(C, A, "n", Micros(0), is_of_members=True), Circuit)
     assert relay.open_circuit(C, B, "n", Micros(0), is_of_members=True) is RelayRefusal.FULL
-    assert relay.uses(C, Micros(0))
-    assert not relay.uses(D, Micros(0))
+    assert C in relay.users(Micros(0))
+    assert D not in relay.users(Micros(0))
     assert isinstance(relay.open_circuit(D, B, "n", Micros(0), is_of_members=True), Circuit)
     assert relay.open_circuit(B, A, "n", Micros(0), is_of_members=True) is RelayRefusal.FULL  # over all
 

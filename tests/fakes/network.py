@@ -243,13 +243,13 @@ class FakeNetwork:
     def path_of(self, peer: PeerId) -> PathKind | None:
         return self.overlay.link_of(self._peer_id, peer)[1] if peer in self.connected_peers() else None
 
-    def use_of(self, peer: PeerId) -> ConnectionUse | None:
-        if peer not in self.connected_peers():
-            return None
-        open_streams = [stream for stream in self.streams.get(peer, []) if not stream.is_over]
-        if peer in self.streams:
-            self.streams[peer] = open_streams
-        return ConnectionUse(len(open_streams), peer in self.gossip_mesh)
+    def uses(self) -> dict[PeerId, ConnectionUse]:
+        for peer, streams in self.streams.items():
+            self.streams[peer] = [stream for stream in streams if not stream.is_over]
+        return {
+            peer: ConnectionUse(len(self.streams.get(peer, [])), peer in self.gossip_mesh)
+            for peer in self.connected_peers()
+        }
 
     async def disconnect(self, peer: PeerId) -> None:
         await trio.lowlevel.checkpoint()

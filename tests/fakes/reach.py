@@ -104,6 +104,9 @@ class FakeReach:
     def uses_relay(self, peer: PeerId) -> bool:
         return peer in self.guests
 
+    def relay_users(self) -> frozenset[PeerId]:
+        return frozenset(self.guests)
+
     async def punch(self, peer: PeerId, own: tuple[str, ...], timeout_s: float) -> bool:
         await trio.lowlevel.checkpoint()
         self.asked.append(("punch", peer))

@@ -10,6 +10,7 @@ from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import CONTROL_PROTOCOL
 from p2pmesh.core import connections
 from p2pmesh.node import liveness
+from p2pmesh.node.connections import LOOK_EVERY_S
 from p2pmesh.wire.control import Done, Parting
 from tests.fakes.mesh import Mesh, MeshNode, open_mesh
 
@@ -136,3 +137,13 @@ async def test_a_node_of_a_large_overlay_does_not_cling_to_those_it_came_in_by(
         assert member.node.overlay._is_joined()
         monkeypatch.setattr(connections, "is_large", lambda live, has_shards: False)
         assert not member.node.overlay._is_joined()
+
+
+async def test_one_look_walks_the_connections_once(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_mesh() as mesh:
+        network = (await crowd(mesh, 6))[0].network
+        walks: list[int] = []
+        ask = network.uses
+        monkeypatch.setattr(network, "uses", lambda: walks.append(len(network.connected_peers())) or ask())
+        await trio.sleep(1.1 * LOOK_EVERY_S)
+        assert walks == [5]

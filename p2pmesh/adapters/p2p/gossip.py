@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import chain
 
 import trio
 from libp2p.abc import IHost, ISubscriptionAPI
@@ -78,9 +79,9 @@ class Gossip:
         """Gossip with a peer that is a member no more ends at once."""
         self._pubsub.dismiss(peer)
 
-    def is_in_mesh(self, peer: ID) -> bool:
-        """Whether messages of any topic that we joined go straight to a peer."""
-        return any(peer in peers for peers in self._router.mesh.values())
+    def meshed_peers(self) -> frozenset[ID]:
+        """Peers to which messages of any topic that we joined go straight."""
+        return frozenset(chain.from_iterable(self._router.mesh.values()))
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Signs and gossips ``data``; ``LocalProtocolError(MESSAGE_TOO_LARGE)``."""

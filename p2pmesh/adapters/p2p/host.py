@@ -8,7 +8,7 @@ could break is cured in ``hardening``; gossip is in ``gossip``.
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
@@ -252,15 +252,17 @@ class Libp2pNetwork:
             return None
         return PathKind.RELAYED if connection.is_relayed else PathKind.DIRECT
 
-    def use_of(self, peer: PeerId) -> ConnectionUse | None:
-        """Exchanges that are open, and whether the peer is in a gossip mesh."""
-        target = libp2p_id(peer)
-        muxed = [connection.muxed_conn for connection in self._swarm.get_connections(target)]
-        standing = [one for one in muxed if isinstance(one, YamuxConnection) and not one.is_closed]
-        if not standing:
-            return None
-        exchanges = sum(one.exchange_count for one in standing) + self.reach.uses_relay(peer)
-        return ConnectionUse(exchanges, self._gossip.is_in_mesh(target))
+    def uses(self) -> dict[PeerId, ConnectionUse]:
+        """Of each connected peer the exchanges that are open, and whether it is in a gossip mesh."""
+        meshed, relay_users = self._gossip.meshed_peers(), self.reach.relay_users()
+        uses: dict[PeerId, ConnectionUse] = {}
+        for connection in self._swarm.get_connections():
+            muxed = connection.muxed_conn
+            if isinstance(muxed, YamuxConnection) and not muxed.is_closed:
+                peer = peer_id_of(muxed.peer_id)
+                before = uses.get(peer) or ConnectionUse(int(peer in relay_users), muxed.peer_id in meshed)
+                uses[peer] = replace(before, exchanges=before.exchanges + muxed.exchange_count)
+        return uses
 
     def _connection(self, target: ID) -> YamuxConnection | None:
         return self._swarm.newest_connection(target)

@@ -3,7 +3,7 @@
 Serves their protocols, keeps which relays are ours and what we announce for them. Decisions are ``node.reach``'s.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -234,12 +234,13 @@ class Reach:
 
     def _fit_limits(self, peer: PeerId) -> None:
         """A guest's limits as long as it has something here, and no longer: who only asks has a stranger's."""
-        if self.uses_relay(peer):
+        users = self.relay_users()
+        if peer in users:
             self._make_guest(libp2p_id(peer))
         everyone = [connection.muxed_conn for connection in self._swarm.get_connections()]
         guests = [one for one in everyone if isinstance(one, YamuxConnection) and one.limits is GUEST_LIMITS]
         for guest in guests:
-            if not self.uses_relay(peer_id_of(guest.peer_id)):
+            if peer_id_of(guest.peer_id) not in users:
                 guest.limits = STRANGER_LIMITS
 
     async def _serve_stop(self, stream: PeerStream) -> None:
@@ -268,20 +269,21 @@ class Reach:
         return RelayUse(ledger.place_count(micros(trio.current_time())), ledger.circuit_count)
 
     def uses_relay(self, peer: PeerId) -> bool:
-        """Whether a peer has a place or a circuit here, or keeps one for us."""
-        if peer in self._relays or self._leads_us(peer):
-            return True
-        return self._relay.ledger.uses(peer, micros(trio.current_time()))
+        """Whether a peer has a place or a circuit here, or keeps one for us; ``relay_users`` for many peers."""
+        return peer in self.relay_users()
 
-    def _leads_us(self, peer: PeerId) -> bool:
-        """Whether a circuit of ours goes through a peer."""
+    def relay_users(self) -> frozenset[PeerId]:
+        """Of all peers those; one walk over the connections."""
+        return frozenset((*self._relays, *self._leading_us(), *self._relay.ledger.users(micros(trio.current_time()))))
+
+    def _leading_us(self) -> Iterator[PeerId]:
+        """Peers through which circuits of ours go."""
         for connection in self._swarm.get_connections():
             muxed = connection.muxed_conn
             if isinstance(muxed, YamuxConnection) and muxed.is_relayed and isinstance(muxed.secured_conn, NoiseChannel):
                 raw = muxed.secured_conn.raw
-                if isinstance(raw, CircuitCarrier) and raw.relay == peer:
-                    return True
-        return False
+                if isinstance(raw, CircuitCarrier):
+                    yield raw.relay
 
     def forget(self, peer: PeerId) -> None:
         """The last direct connection to a peer is gone, and with it all places."""

@@ -104,16 +104,15 @@ async def test_the_use_of_a_connection_is_the_exchanges_that_are_open_on_it(open
     async with open_nodes(2) as (a, b):
         b.serve(ECHO, echo)
         with deadline():
-            assert a.use_of(b.peer_id) is None
+            assert a.uses() == {}
             await connect(a, b)
             stream = await a.open_stream(b.peer_id, ECHO, DEADLINE_S)
             assert await ask(stream, b"x") == b"x"
             for network, other in ((a, b), (b, a)):
-                use = network.use_of(other.peer_id)
-                assert use is not None
-                assert use.exchanges == 1
+                assert list(network.uses()) == [other.peer_id]
+                assert network.uses()[other.peer_id].exchanges == 1
             await stream.reset()
-            assert a.use_of(b.peer_id) == ConnectionUse(0, is_in_gossip_mesh=False)
+            assert a.uses() == {b.peer_id: ConnectionUse(0, is_in_gossip_mesh=False)}
 
 
 async def test_addresses_name_their_peer(open_nodes: OpenNodes) -> None:

@@ -477,6 +477,18 @@ def _delimited(message: HopMessage) -> bytes:
     return bytes((len(data),)) + data
 
 
+async def test_uses_of_all_connections_take_walks_that_do_not_grow_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with three() as (relay, a, b):
+        await b.reach.reserve(relay.peer_id, DEADLINE_S)
+        walks: list[PeerId | None] = []
+        get = relay._swarm.get_connections
+        monkeypatch.setattr(relay._swarm, "get_connections", lambda peer=None: walks.append(peer) or get(peer))
+        uses = relay.uses()
+        assert {peer: use.exchanges for peer, use in uses.items()} == {a.peer_id: 0, b.peer_id: 1}
+        assert walks == [None, None]
+        assert relay.reach.relay_users() == {b.peer_id}
+
+
 async def test_a_place_is_for_who_asks_whoever_the_message_names() -> None:
     async with three() as (relay, a, b):
         stream = await a.open_stream(relay.peer_id, HOP_PROTOCOL, DEADLINE_S)
