@@ -155,11 +155,10 @@ class RacePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What relays list; more may come. Of listings of one mesh, copies among them, few are asked at a time, and none
-    once one has answered."""
+    """All that relays list. Of listings of one mesh, copies among them, few are asked at a time, and none once one has
+    answered."""
 
     candidates: tuple[Candidate, ...]
-    is_all: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class PoolRace:
     """Which mesh a probe asks for, and until when."""
     _found: dict[str, Checked] = field(default_factory=dict, init=False)
     _first_at: Micros | None = field(default=None, init=False)
-    _is_all_listed: bool = field(default=False, init=False)
+    _is_listed: bool = field(default=False, init=False)
     _is_over: bool = field(default=False, init=False)
 
     def handle(self, event: Event, now: Micros) -> tuple[Effect, ...]:
@@ -221,9 +220,9 @@ class PoolRace:
         if self._is_over:
             return ()
         match event:
-            case Listed(candidates, is_all):
+            case Listed(candidates):
                 self._take(candidates)
-                self._is_all_listed = self._is_all_listed or is_all
+                self._is_listed = True
             case Reached(checked):
                 if self._running.pop(checked.key, None) is not None:
                     self._note(checked, now)
@@ -249,7 +248,7 @@ class PoolRace:
         return Micros(at_last if self._first_at is None else min(at_last, self._first_at + self.policy.grace_us))
 
     def _is_done(self, now: Micros) -> bool:
-        return now >= self._ends_at() or (self._is_all_listed and not self._waiting and not self._running)
+        return now >= self._ends_at() or (self._is_listed and not self._waiting and not self._running)
 
     def _note(self, checked: Checked, now: Micros) -> None:
         """A pool that may not be joined after all stops nobody's search."""

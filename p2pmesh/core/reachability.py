@@ -10,7 +10,7 @@ section 4.1): endpoint-independent is a cone, anything else symmetric.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeVar
@@ -436,7 +436,3 @@ class ReachReport:
     relaying: RelayLoad = RelayLoad(is_offered=False, is_announced=False)
     relayed_peers: int = 0
     direct_peers: int = 0
-
-    def with_paths(self, relayed_peers: int, direct_peers: int) -> "ReachReport":
-        """The same, with how many peers are connected over each kind of path."""
-        return replace(self, relayed_peers=relayed_peers, direct_peers=direct_peers)

@@ -103,7 +103,9 @@ class Reach:
             self._found.confirmed_addresses,
             held,
             RelayLoad(self._offers_relay(), self._is_announced, use.reservations, use.circuits),
-        ).with_paths(len(admitted) - direct, direct)
+            relayed_peers=len(admitted) - direct,
+            direct_peers=direct,
+        )
 
     # --- running -------------------------------------------------------------------
     async def run(self) -> None:

@@ -138,7 +138,6 @@ def test_nobody_waits_once_all_have_answered() -> None:
 def test_an_empty_list_ends_at_once_and_a_silent_relay_at_the_deadline() -> None:
     assert PoolRace(Wanted(), Micros(0)).handle(Listed(()), Micros(1)) == (Settled(()),)
     race = PoolRace(Wanted(), Micros(0))
-    assert race.handle(Listed((), is_all=False), Micros(1)) == ()
     assert race.deadline() == race.policy.total_us
     assert race.handle(DeadlinePassed(), Micros(race.policy.total_us)) == (Settled(()),)
 
@@ -245,9 +244,9 @@ class AnyRace(RuleBasedStateMachine):
             else:
                 self.settled = effect
 
-    @rule(numbers=st.lists(st.integers(0, 30), max_size=8), is_all=st.booleans())
-    def list_some(self, numbers: list[int], is_all: bool) -> None:
-        self.feed(Listed(tuple(candidate(n, serving=n) for n in numbers), is_all))
+    @rule(numbers=st.lists(st.integers(0, 30), max_size=8))
+    def list_some(self, numbers: list[int]) -> None:
+        self.feed(Listed(tuple(candidate(n, serving=n) for n in numbers)))
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 99), is_reached=st.booleans(), serving=st.integers(0, 3))

@@ -17,7 +17,6 @@ from p2pmesh.core.reachability import (
     Reachability,
     ReachabilityMachine,
     ReachabilityPolicy,
-    ReachReport,
     VerdictChanged,
     Witness,
     WitnessAnswered,
@@ -209,10 +208,6 @@ def test_networks_of_addresses() -> None:
     assert network_of("::ffff:198.51.100.7") == "198.51.0.0/16"
     assert network_of("2001:db8:1::1") == network_of("2001:db8:2::9") == "2001:0db8::/32"
     assert [network_of(text) for text in ("127.0.0.1", "::1", "0.0.0.0", "224.0.0.1", "example", "")] == [None] * 6
-
-
-def test_a_report_is_told_with_its_paths() -> None:
-    assert ReachReport().with_paths(2, 3).relayed_peers == 2
 
 
 PEERS = [Witness(PeerId(f"p{number}"), f"n{number % 3}") for number in range(6)]
