@@ -360,7 +360,9 @@ class Claimant:
             return self._lose(refused, text)
         leased = sum(denied.code is ErrorCode.MODEL_LEASED for denied in self._denied.values())
         if leased:
-            text = f"{leased} of {asked} peers have promised it to a run of another coordinator, which may be serving it"
+            text = (
+                f"{leased} of {asked} peers have promised it to a run of another coordinator, which may be serving it"
+            )
             return self._lose(ErrorCode.MODEL_LEASED, text)
         if self._denied:
             return self._lose(ErrorCode.TERM_STALE, text)
