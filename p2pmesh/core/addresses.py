@@ -129,6 +129,11 @@ def is_told(one: InterfaceAddress, announced: Iterable[str]) -> bool:
     return address is not None and any(_host_of(text) == address for text in announced)
 
 
+def is_loopback(text: str) -> bool:
+    """Whether a multiaddr leads to whichever machine it is read on."""
+    return _kind_of(text) is _Kind.LOOPBACK
+
+
 def is_inner(one: InterfaceAddress) -> bool:
     """Whether only containers and virtual machines of this machine are behind an interface."""
     if one.has_uplink:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from p2pmesh.base.limits import CLOCK_SKEW_MS
-from p2pmesh.core.addresses import AddressChoice, LeftOut
+from p2pmesh.core.addresses import AddressChoice, LeftOut, is_loopback
 
 CLOCK_NOTICED_MS = 5_000
 
@@ -124,7 +124,7 @@ def _interfaces(facts: NetworkFacts) -> Iterator[Finding]:
             topic, Level.PROBLEM, text, "Write networkingMode=mirrored into .wslconfig of Windows and restart WSL."
         )
     told = facts.addresses.announced
-    loopback = [text for text in told if text.startswith(("/ip4/127.", "/ip6/::1/"))]
+    loopback = [text for text in told if is_loopback(text)]
     if not told or len(loopback) == len(told):
         text = "Peers are told no address that another machine could dial."
         advice = "Connect this machine to a network, or give --listen or --announce."

@@ -16,6 +16,7 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import reachability, reservations, upgrades
+from p2pmesh.core.addresses import is_loopback
 from p2pmesh.core.reachability import DialBack, HeldReservation, Reachability, ReachReport, RelayLoad, Witness
 from p2pmesh.core.relaying import ReachSettings, RelayService
 from p2pmesh.node.announcements import Neighbours
@@ -401,8 +402,7 @@ def _by_peer(texts: tuple[str, ...]) -> dict[PeerId, tuple[str, ...]]:
 
 def _direct(addresses: Iterable[str]) -> tuple[str, ...]:
     """Those that others may dial: no circuits, no loopback."""
-    local = ("/ip4/127.", "/ip6/::1/")
-    return tuple(one for one in addresses if "/p2p-circuit" not in one and not one.startswith(local))
+    return tuple(one for one in addresses if "/p2p-circuit" not in one and not is_loopback(one))
 
 
 def _host_of(address: str) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pmesh.base.limits import MAX_ADDRESSES
-from p2pmesh.core.addresses import InterfaceAddress, LeftOut, choose_announced, order_dials, why_left_out
+from p2pmesh.core.addresses import InterfaceAddress, LeftOut, choose_announced, is_loopback, order_dials, why_left_out
 
 EVERY = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")
 LO = InterfaceAddress("lo", "127.0.0.1", 8)
@@ -65,6 +65,25 @@ def test_what_is_left_out_is_told_with_its_reason() -> None:
     assert [(one.address, one.interface, one.reason) for one in choice.left_out] == [
         ("/ip4/172.17.0.1/tcp/4001", "docker0", LeftOut.INNER)
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "leads_here"),
+    [
+        ("/ip4/127.0.0.1/tcp/1", True),
+        ("/ip4/127.9.9.9/tcp/1/p2p/peer", True),
+        ("/ip6/::1/tcp/1", True),
+        ("/ip6/0:0:0:0:0:0:0:1/tcp/1", True),
+        ("/ip6/::12/tcp/1", False),
+        ("/ip4/12.7.0.1/tcp/1", False),
+        ("/ip4/8.8.4.4/tcp/1", False),
+        ("/dns4/localhost/tcp/1", False),
+        ("/ip4/127.0.0.1", False),
+        ("nonsense", False),
+    ],
+)
+def test_which_addresses_lead_to_whoever_reads_them(text: str, leads_here: bool) -> None:
+    assert is_loopback(text) is leads_here
 
 
 def test_loopback_is_told_where_there_is_nothing_else() -> None:

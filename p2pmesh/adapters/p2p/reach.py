@@ -28,6 +28,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Remote
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_ADDRESSES
 from p2pmesh.base.quantities import micros
+from p2pmesh.core.addresses import is_loopback
 from p2pmesh.core.reachability import DialBack, network_of
 from p2pmesh.core.relaying import RelayLimits
 from p2pmesh.ports.reach import PeerPaths, RelayUse, Sight
@@ -116,7 +117,7 @@ class Reach:
         """What is announced beside what is listened on, loopback last."""
         own = peer_id_of(self._host.get_id())
         direct, relayed = ([f"{address}/p2p/{own}" for address in some] for some in self._besides)
-        local = [address for address in listened if address.startswith(("/ip4/127.", "/ip6/::1/"))]
+        local = [address for address in listened if is_loopback(address)]
         others = [address for address in listened if address not in local]
         return tuple(dict.fromkeys((*others, *direct, *relayed, *local)))[:MAX_ADDRESSES]
 
