@@ -49,8 +49,7 @@ class Sharing:
     def __init__(self, parts: SharingParts, memory_bytes: int, rules: SharingRules) -> None:
         self._parts = parts
         self._memory_bytes = memory_bytes
-        rules = rules if parts.owner is not None else SharingRules()
-        self._machine = SharingMachine(rules)
+        self._machine = SharingMachine(self._followed(rules))
         self._runner: MachineRunner[sharing.Event, sharing.Effect] = MachineRunner(
             self._machine, parts.clock, self._perform, sharing.DeadlinePassed()
         )
@@ -81,9 +80,13 @@ class Sharing:
             await self._parts.stages.offer(memory_bytes)
             if self._parts.stages.unwanted() and self._nursery is not None:
                 self._nursery.start_soon(self._part, rules.leave_us / MICROS_PER_SECOND)
-        if self._parts.owner is not None and rules != self._machine.rules:
-            await self._runner.put(sharing.RulesChanged(rules, await self._look(rules)))
+        followed = self._followed(rules)
+        if followed != self._machine.rules:
+            await self._runner.put(sharing.RulesChanged(followed, await self._look(followed)))
             self._wanted.mark()
+
+    def _followed(self, rules: SharingRules) -> SharingRules:
+        return SharingRules() if self._parts.owner is None else rules
 
     def describe(self) -> dict[str, Any]:
         """For the status."""

@@ -240,3 +240,13 @@ async def test_an_owner_who_comes_and_goes_at_once_costs_a_move_and_no_more(auto
         await one.ask()
         assert len(one.coordinator.told("pipeline_ready")) <= 3
         assert one.volunteer.node.stages.memory_bytes == WHOLE_BYTES
+
+
+async def test_where_no_owner_can_be_asked_it_gives_at_all_hours(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        node = await mesh.found(memory_bytes=WHOLE_BYTES, settings={"sharing": NIGHTS})
+        await node.node.sharing.change(WHOLE_BYTES // 2, IDLE)
+        await trio.sleep(LEAVE_S)
+        assert node.node.sharing.is_giving
+        assert node.node.stages.memory_bytes == WHOLE_BYTES // 2
+        assert node.told("sharing_changed") == []
