@@ -3,6 +3,7 @@
 Strict: each mistake is one line with its place and what would be right. Keys of the file::
 
     coordinator = "laptop"         # optional: who is given the model, and drives where it can
+    hop_overhead_ms = 1.5          # optional: what each hop of a split run takes beside its link
 
     [[peers]]
     name = "laptop"                # unique; its peer id where a node tells
@@ -51,7 +52,8 @@ from p2pmesh.base.limits import (
 from p2pmesh.base.quantities import MIB, UnixMillis, parse_size_bytes
 from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.owner_wishes import excludes
-from p2pmesh.core.planning.request import PlanningPeer
+from p2pmesh.core.planning.pricing import MOST_HOP_OVERHEAD_US
+from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanningPolicy
 from p2pmesh.core.speeds import Speed, decode_speed_for, decode_speed_of_memory
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.schema import is_line
@@ -75,6 +77,8 @@ class KnownPeers:
     links: LinkMatrix
     excluded_models: Mapping[PeerId, tuple[str, ...]]
     speeds: Mapping[PeerId, tuple[Speed, ...]]
+    policy: PlanningPolicy = DEFAULT_POLICY
+    """With what a hop takes, where that is told."""
 
     def having(self, model: ModelFile, read_bytes: int) -> tuple[PlanningPeer, ...]:
         """The peers, those marked that have this model, and those whose owners do not want it, with its kind's speed.
@@ -199,6 +203,11 @@ class _Fields:
             raise self.wrong(name, wanted)
         return size
 
+    def milliseconds(self, name: str, most: int, otherwise: float | None = None) -> float:
+        """A number from 0 on, not necessarily whole."""
+        wanted = f"a number from 0 to {most}"
+        return float(self.take(name, otherwise, lambda v: _is_number(v) and 0 <= v <= most, wanted))
+
     def rows(self, name: str, most: int) -> list[Any]:
         """A list; empty where it is missing."""
         wanted = f"a list of at most {most}"
@@ -217,7 +226,7 @@ _PEER_KEYS = (
 
 
 def _decode(value: Any) -> KnownPeers:
-    top = _Fields(value, "", ("coordinator", "peers", "links"))
+    top = _Fields(value, "", ("coordinator", "hop_overhead_ms", "peers", "links"))
     peers: dict[PeerId, PlanningPeer] = {}
     labels: dict[PeerId, str] = {}
     on_disk: dict[PeerId, frozenset[str]] = {}
@@ -239,7 +248,15 @@ def _decode(value: Any) -> KnownPeers:
     if named is not None and named not in peers:
         raise _WrongError(f"coordinator is {named!r}, which is none of the peers")
     coordinator = None if named is None else PeerId(named)
-    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, _links(top, peers), excluded, speeds)
+    links, policy = _links(top, peers), _decode_policy(top)
+    return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, links, excluded, speeds, policy)
+
+
+def _decode_policy(top: _Fields) -> PlanningPolicy:
+    most_ms = MOST_HOP_OVERHEAD_US // 1000
+    known_ms = DEFAULT_POLICY.hop_overhead_us / 1000
+    overhead_ms = top.milliseconds("hop_overhead_ms", most_ms, known_ms)
+    return replace(DEFAULT_POLICY, hop_overhead_us=round(overhead_ms * 1000))
 
 
 def _decode_speeds(fields: _Fields, place: str) -> tuple[Speed, ...]:
@@ -288,7 +305,7 @@ def _links(top: _Fields, peers: Mapping[PeerId, PlanningPeer]) -> LinkMatrix:
 
 def _decode_link(fields: _Fields) -> PairLink:
     most_ms = MAX_LINK_RTT_US // 1000
-    rtt_ms = fields.take("rtt_ms", None, lambda v: _is_number(v) and 0 <= v <= most_ms, f"a number from 0 to {most_ms}")
+    rtt_ms = fields.milliseconds("rtt_ms", most_ms)
     path = fields.take("path", "direct", lambda v: v in _PATHS, " or ".join(_PATHS))
     return PairLink(round(rtt_ms * 1000), fields.size("throughput", MAX_LINK_BYTES_PER_S, 0), path == "relayed")
 

@@ -102,6 +102,7 @@ def _request(options: PlanOptions, model: ModelFile, known: KnownPeers) -> PlanR
         options.stage_count,
         known.links,
         target_us=round(options.target_ms * 1000),
+        policy=known.policy,
     )
 
 

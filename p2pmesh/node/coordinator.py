@@ -22,8 +22,8 @@ from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.kept import plan_kept, plan_replacement
 from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, PlannedStage, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
-from p2pmesh.core.planning.pricing import Prices, learn_overhead
-from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanRequest
+from p2pmesh.core.planning.pricing import Prices
+from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.failures import unwrapped
@@ -64,7 +64,6 @@ class Coordinator:
         self._mover = self._make_mover()
         self._last: tuple[PlannedStage, ...] = ()
         """Stages of the run that serves or served last, which a family with states goes back to."""
-        self._policy = DEFAULT_POLICY
         self.run: Run | None = None
         self._is_moving = False
         self._settled = Changes()
@@ -236,7 +235,7 @@ class Coordinator:
 
     def _learn_overhead(self, placement: Placement, timed: StepEstimate) -> None:
         if self._parts.links.matrix().knows_ring([stage.peer_id for stage in placement.stages]):
-            self._policy = learn_overhead(self._policy, timed)
+            self._parts.hop_costs.note(timed)
 
     def _blame(self, placement: Placement, ending: RunEnding) -> None:
         """Who only lost its neighbours is as good as before; those that are silent are out by that alone.
@@ -366,7 +365,8 @@ class Coordinator:
         count = self._options.stage_count
         willing = {peer.peer_id for peer in peers if not peer.is_excluded}
         kept = tuple(stage for stage in self._last if stage.peer_id in willing)
-        return PlanRequest(self._model.planning, peers, own_peer, count, links, kept, policy=self._policy)
+        policy = self._parts.hop_costs.policy
+        return PlanRequest(self._model.planning, peers, own_peer, count, links, kept, policy=policy)
 
 
 def _outcome_of(ending: RunEnding | None) -> RunOutcome:

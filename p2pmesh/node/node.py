@@ -28,6 +28,7 @@ from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.driver_choices import DriverChoices
 from p2pmesh.node.exchanges import DriverExchanges
+from p2pmesh.node.hop_costs import HopCosts
 from p2pmesh.node.ingress import Ingress
 from p2pmesh.node.lan import LanMeetings
 from p2pmesh.node.links import Links
@@ -134,6 +135,7 @@ class Node:
         self.speeds = Speeds(ports.clock, parts.speeds)
         self._machine = MachineWatch(parts.machine, self.overlay.board, settings.wishes, self.speeds)
         self.profiles = Profiles(self.overlay, ports.clock, self._machine.tell)
+        self._hop_costs = HopCosts()
         self.stages = Stages(
             self.overlay,
             StageParts(
@@ -242,7 +244,7 @@ class Node:
         parts = CoordinatorParts(
             self.overlay, self._parts.store, self.stages, self.drivers,
             self._parts.neighbours.clock, self._parts.neighbours.entropy, self.links, self.claims,
-            self.vigils, self.profiles,
+            self.vigils, self.profiles, self._hop_costs,
         )  # fmt: skip
         return Coordinator(parts, model, options, self._report_placing)
 
@@ -420,7 +422,9 @@ class Node:
     async def peers(self) -> dict[str, Any]:
         """What a plan is made from; peers are asked for what is not known of them."""
         await self.profiles.refresh()
-        return describe_peers(self.overlay, self.stages, self.links.matrix(), self.profiles)
+        return describe_peers(
+            self.overlay, self.stages, self.links.matrix(), self.profiles, self._hop_costs.policy.hop_overhead_us
+        )
 
     def change_trust(self, trust: TrustStore) -> None:
         """The operator trusts differently from now on."""

@@ -21,14 +21,20 @@ MAX_TOLD_PEERS = 256
 """A planner looks at fewer, and each pair may have a link: of all in a large overlay that would be tens of millions."""
 
 
-def describe_peers(overlay: Overlay, stages: Stages, links: LinkMatrix, profiles: Profiles) -> dict[str, Any]:
-    """``stages`` are this node's, which say what it offers now. It stands among the peers, as their ``coordinator``."""
+def describe_peers(
+    overlay: Overlay, stages: Stages, links: LinkMatrix, profiles: Profiles, hop_overhead_us: int
+) -> dict[str, Any]:
+    """``stages`` are this node's, which say what it offers now. It stands among the peers, as their ``coordinator``.
+
+    ``hop_overhead_us`` is what a hop takes beside its link, by what was learnt here.
+    """
     own = replace(overlay.board.own(), free_bytes=stages.free_bytes, decode_bytes_per_s=stages.decode_bytes_per_s)
     others = choose_told(overlay.trust.admitted(overlay.board.others()), overlay.trust.rank)
     told = [(own, 0), *((one, overlay.trust.rank(one)) for one in others)]
     peers = [_describe(one, rank) | _describe_profile(profiles.find(PeerId(one.peer_id))) for one, rank in told]
     return {
         "coordinator": overlay.own_peer,
+        "hop_overhead_ms": hop_overhead_us / 1000,
         "peers": peers,
         "links": _links([PeerId(overlay.own_peer), *(PeerId(one.peer_id) for one in others)], links),
     }

@@ -24,6 +24,7 @@ from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.claims import Claims, HeldClaim
 from p2pmesh.node.driver import Drivers
 from p2pmesh.node.failures import unwrapped
+from p2pmesh.node.hop_costs import HopCosts
 from p2pmesh.node.links import Links
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.predictions import describe_sum
@@ -66,6 +67,7 @@ class CoordinatorParts:
     claims: Claims
     vigils: Vigils
     profiles: Profiles
+    hop_costs: HopCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.base.quantities import GIB, MIB
 from p2pmesh.core.links import PairLink
-from p2pmesh.core.planning.request import PlanningPeer
+from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer
 from p2pmesh.ports.models import ModelFile
 from tests.fakes.models import fake_model
 
@@ -106,6 +106,7 @@ def test_what_is_not_there_is_unknown(tmp_path: Path) -> None:
     known = read_peers_file(file_of(tmp_path, '[[peers]]\nname = "a"\nmemory = 5\n'))
     assert known.peers == (PlanningPeer(PeerId("a"), 5),)
     assert (known.coordinator, len(known.links), known.labels) == (None, 0, {"a": "a"})
+    assert known.policy == DEFAULT_POLICY
 
 
 def peers(**changes: Any) -> dict[str, Any]:
@@ -129,9 +130,11 @@ LINK = {"between": ["a", "b"], "rtt_ms": 1}
         ({"peers": {}}, "peers is '{}'; write a list of at most 1024"),
         ({"peers": [{}] * (MAX_PEERS + 1)}, "write a list of at most 1024"),
         ({"peers": ["a"]}, "peers[0] is no table"),
-        ({**peers(), "peer": 1}, "peer is no key; there are coordinator, peers, links"),
+        ({**peers(), "peer": 1}, "peer is no key; there are coordinator, hop_overhead_ms, peers"),
         ({**peers(), "coordinator": "c"}, "coordinator is 'c', which is none of the peers"),
         ({**peers(), "coordinator": 1}, "coordinator is '1'; write a line"),
+        ({**peers(), "hop_overhead_ms": -1}, "hop_overhead_ms is '-1'; write a number from 0 to 20"),
+        ({**peers(), "hop_overhead_ms": 21}, "hop_overhead_ms is '21'"),
         ({"peers": [{"memory": 1}]}, "peers[0].name is missing"),
         ({"peers": [{"name": "a"}]}, "peers[0].memory is missing"),
         (peers(name=""), "peers[0].name is ''"),

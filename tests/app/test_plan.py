@@ -76,6 +76,15 @@ def test_a_split_tells_its_stages_and_what_a_token_takes(tmp_path: Path, model: 
     assert "nobody has measured the speed of 1 of these peers" in text
 
 
+def test_what_a_hop_was_found_to_take_counts(tmp_path: Path, model: str) -> None:
+    path = peers_of(tmp_path, "1GiB")
+    options = PlanOptions(tmp_path, model, path, stage_count=2)
+    assumed = make_plan(options)["placement"]["estimate"]
+    path.write_text("hop_overhead_ms = 4.5\n" + path.read_text())
+    found = make_plan(options)["placement"]["estimate"]
+    assert found["overhead_us"] == assumed["overhead_us"] + 2 * 3000
+
+
 def test_a_refusal_tells_the_reason_the_numbers_and_each_peer(tmp_path: Path, model: str) -> None:
     options = PlanOptions(tmp_path, model, peers_of(tmp_path, "1MiB", "2MiB"))
     facts = make_plan(options)
