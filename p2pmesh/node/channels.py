@@ -5,6 +5,7 @@ what our own events and logs say keeps them.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_RETRY_AFTER_S
+from p2pmesh.node.outlet import Outlet
 from p2pmesh.ports.network import ByteStream
 from p2pmesh.wire.control import Refusal, decode_control, decode_varint, encode_control
 from p2pmesh.wire.stage import (
@@ -29,6 +31,8 @@ from p2pmesh.wire.stage import (
 
 M = TypeVar("M")
 SEND_TIMEOUT_S = 20.0
+MAX_FRAMES_AT_ONCE = 64
+"""A reader that never comes to an end lets no other task run."""
 MAX_TEXT_CHARACTERS = 4000
 """Of a text before its paths are taken out; messages and frames carry less."""
 
@@ -108,6 +112,10 @@ class FrameStream:
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._send_lock = trio.Lock()
+        self._prefix = b""
+        """Of a frame whose rest was not here yet."""
+        self.outlet = Outlet(self._send_all)
+        """What all frames go through."""
 
     @property
     def remote_peer(self) -> PeerId:
@@ -116,20 +124,42 @@ class FrameStream:
 
     async def send(self, frame: StageFrame) -> None:
         """One frame; ``PeerUnavailable`` when the peer is gone or does not read in time."""
-        if frame.kind is FrameKind.ERROR:
-            code, text = decode_error(frame)
-            frame = error_frame(frame, code, without_paths(text))
-        data = encode_frame(frame)
+        await self.outlet.send(frame)
+
+    async def _send_all(self, frames: Sequence[StageFrame]) -> None:
+        data = b"".join([_encoded(frame) for frame in frames])
         if not self._send_lock.locked() and self._stream.send_nowait(data):
             return
         with _deadline(SEND_TIMEOUT_S, self.remote_peer, "does not read"):
             async with self._send_lock:
                 await self._stream.send(data)
 
+    async def receive_all(self) -> list[StageFrame]:
+        """The next frame and the whole ones that came with it, ``MAX_FRAMES_AT_ONCE`` at most; as ``receive``."""
+        frames = [await self.receive()]
+        try:
+            while len(frames) < MAX_FRAMES_AT_ONCE and (frame := self._receive_nowait()) is not None:
+                frames.append(frame)
+        except RemoteProtocolError as error:
+            error.culprit = self.remote_peer
+            raise
+        return frames
+
+    def _receive_nowait(self) -> StageFrame | None:
+        """The next frame if all of it is here."""
+        self._prefix = self._prefix or self._stream.receive_nowait(LENGTH_BYTES) or b""
+        data = self._stream.receive_nowait(decode_length(self._prefix)) if self._prefix else None
+        if data is None:
+            return None
+        self._prefix = b""
+        return decode_frame(data)
+
     async def receive(self) -> StageFrame:
         """The next frame. No deadline: an idle stage hears nothing; a dead peer ends the stream."""
         try:
-            length = decode_length(await self._stream.receive_exactly(LENGTH_BYTES))
+            prefix = self._prefix or await self._stream.receive_exactly(LENGTH_BYTES)
+            self._prefix = b""
+            length = decode_length(prefix)
             return decode_frame(self._stream.receive_nowait(length) or await self._stream.receive_exactly(length))
         except RemoteProtocolError as error:
             error.culprit = self.remote_peer
@@ -151,6 +181,13 @@ class FrameStream:
     async def reset(self) -> None:
         """Aborts."""
         await self._stream.reset()
+
+
+def _encoded(frame: StageFrame) -> bytes:
+    if frame.kind is FrameKind.ERROR:
+        code, text = decode_error(frame)
+        frame = error_frame(frame, code, without_paths(text))
+    return encode_frame(frame)
 
 
 def _opening_length(prefix: bytes) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -31,6 +31,7 @@ from p2pmesh.node.pace import Pace
 from p2pmesh.node.prefixes import Prefixes
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.sequences import Sequence, SequenceStart
+from p2pmesh.node.step_turns import FrameTaker, StepTurns
 from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.engine import Engine
@@ -59,16 +60,6 @@ MOST_PROBED_US = MICROS_PER_SECOND
 """After so long no further step of a probe is waited for."""
 _REASONING_MARK_TOKENS = 16
 """At the end of a prompt: more than the mark and white space after it are made of."""
-
-
-class FrameTaker(Protocol):
-    """The stage that a driver drives: ``StageRun``."""
-
-    async def submit(self, frame: StageFrame) -> None:
-        """Takes BEGIN, PREFILL, DECODE, CANCEL and END."""
-
-    def fail(self, error: P2PMeshError) -> None:
-        """Ends the run here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +101,7 @@ class Driver:
         self._vocabulary = vocabulary
         self._clock = clock
         self._nursery = nursery
-        self._stage: FrameTaker | None = None
+        self._turns = StepTurns(load.stages, clock, nursery)
         self.lanes = LaneTurns(LaneQueuePolicy(load.lanes), clock)
         self._cause: P2PMeshError | None = None
         """Why the run is over."""
@@ -126,7 +117,7 @@ class Driver:
 
     def attach(self, stage: FrameTaker) -> None:
         """Stage 0 is up."""
-        self._stage = stage
+        self._turns.stage = stage
 
     @property
     def active_sequences(self) -> int:
@@ -243,6 +234,7 @@ class Driver:
         finally:
             self._sequences.pop(sequence.key, None)
             self._prefixes.note_over(sequence.key)
+            self._turns.leave(sequence.key)
             self._end_watch()
             self.lanes.give_back(ticket)
             self.ended.mark()
@@ -251,9 +243,9 @@ class Driver:
         """While a sequence is on its way its stages are asked whether they live as soon as nothing comes."""
         if self._watch is not None:
             self._watch.hear()
-        elif self._stage is not None:
+        elif self._turns.stage is not None:
             stages = ((PeerId(entry.peer_id), entry.addresses) for entry in self.load.stages)
-            stage = self._stage
+            stage = self._turns.stage
             self._watch = self._vigils.watch(stages, lambda _, error: stage.fail(unreachable(error)))
 
     def _end_watch(self) -> None:
@@ -294,7 +286,8 @@ class Driver:
     def _open_sequence(self, request: GenerationRequest, prompt: tuple[int, ...]) -> Sequence:
         if self._cause is not None:
             raise self._cause  # it ended while the request waited for its lane
-        if self._stage is None:
+        stage = self._turns.stage
+        if stage is None:
             raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
         prefix = self._prefixes.find(request, prompt)
         machine = GenerationMachine(
@@ -328,7 +321,7 @@ class Driver:
         )
         key = (request.request_id, request.sequence)
         note_read = partial(self._prefixes.note_read, key, prompt)
-        sequence = Sequence(start, machine, self._stage.submit, self._clock, self._stage.fail, note_read)
+        sequence = Sequence(start, machine, self._turns.submit, self._clock, stage.fail, note_read)
         if key in self._sequences:
             raise Refused(ErrorCode.REQUEST_INVALID, "a request id is used twice")
         self._sequences[key] = sequence

@@ -5,7 +5,7 @@ takes them up again; a spare peer keeps engines ready in the same way (``Stages`
 memory, since it goes as soon as another stage needs the room.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,5 +195,5 @@ class EngineShelf:
             await kept.has_ended.wait()
 
 
-async def _drop(_: StageFrame) -> None:
-    """Of a sequence that nobody waits for any more."""
+async def _drop(_: Sequence[StageFrame]) -> None:
+    """Of sequences that nobody waits for any more."""

@@ -8,7 +8,7 @@ Frames flow forward as BEGIN, rows, CANCEL and END. Tokens and credits go from t
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from p2pmesh.base.limits import MAX_LANES, PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
 from p2pmesh.core.generation import REPLAY_ROWS
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.channels import FrameStream
+from p2pmesh.node.outlet import Outlet
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.vigil import Vigils, Watch, unreachable
@@ -37,7 +38,7 @@ from p2pmesh.wire.stage import (
 
 SequenceKey = tuple[bytes, int]
 Deliver = Callable[[StageFrame], Awaitable[None]]
-"""Takes TOKEN, CREDIT, HELD and ERROR frames at the driver."""
+"""Takes one frame: of the driver TOKEN, CREDIT, HELD and ERROR."""
 
 _NO_REQUEST = bytes(16)
 _FORWARD = (FrameKind.BEGIN, FrameKind.PREFILL, FrameKind.DECODE, FrameKind.CANCEL, FrameKind.END)
@@ -67,6 +68,7 @@ class StageRun:
         self._watch: Watch | None = None
         """Over the stage after this one, while sequences are open; the driver watches all that it reaches itself."""
         self.engine = engine
+        self._into_engine = Outlet(engine.send_all)
         self._overlay = overlay
         self._deliver = deliver
         self._report = report
@@ -129,6 +131,10 @@ class StageRun:
     async def submit(self, frame: StageFrame) -> None:
         """The driver's own frames, into its own stage."""
         await self._take_forward(frame)
+
+    async def submit_all(self, frames: Sequence[StageFrame]) -> None:
+        """Several of them together."""
+        await self._together(self._take_forward, frames)
 
     async def _guarded(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
         try:
@@ -208,16 +214,36 @@ class StageRun:
     # --- forward -------------------------------------------------------------------
     async def _follow_forward(self, stream: FrameStream) -> None:
         while True:
-            frame = await stream.receive()
-            if frame.kind not in _FORWARD or frame.run_id != self.load.run_id:
-                raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from the stage before")
-            if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
-                self._check_rows(frame)
-            if frame.kind is FrameKind.DECODE and FrameFlag.REPLAY not in frame.flags:
-                self.used(len(frame.tokens))
-                if self._watch is not None:
-                    self._watch.hear()  # the token before has been through all stages
-            await self._take_forward(frame)
+            await self._together(self._take_from_before, await stream.receive_all())
+
+    async def _take_from_before(self, frame: StageFrame) -> None:
+        if frame.kind not in _FORWARD or frame.run_id != self.load.run_id:
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from the stage before")
+        if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
+            self._check_rows(frame)
+        if frame.kind is FrameKind.DECODE and FrameFlag.REPLAY not in frame.flags:
+            self.used(len(frame.tokens))
+            if self._watch is not None:
+                self._watch.hear()  # the token before has been through all stages
+        await self._take_forward(frame)
+
+    async def _together(self, take: Deliver, frames: Sequence[StageFrame]) -> None:
+        """Takes frames that came together; what that sends goes together too."""
+        if len(frames) == 1:
+            await take(frames[0])
+            return
+        streams = (self._downstream, self._upstream, self._return)
+        outlets = (self._into_engine, *(stream.outlet for stream in streams if stream is not None))
+        for outlet in outlets:
+            outlet.hold()
+        try:
+            for frame in frames:
+                await take(frame)
+        finally:
+            for outlet in outlets:
+                outlet.let_go()
+            for outlet in outlets:  # what came before a frame that ends the run is no worse for it
+                await outlet.flush()
 
     def _check_rows(self, frame: StageFrame) -> None:
         """Rows of a peer: our width, finite values, a chunk's length, positions inside the context."""
@@ -248,7 +274,7 @@ class StageRun:
             self._take_credit(key, frame)
         if frame.kind in _PASSED_ON and self._downstream is not None:
             await self._downstream.send(frame)
-        await self.engine.send(frame)
+        await self._into_engine.send(frame)
 
     def _forget(self, key: SequenceKey) -> None:
         if self._open_sequences.pop(key, None) is not None:
@@ -290,9 +316,9 @@ class StageRun:
     async def _follow_engine(self) -> None:
         await self.engine.follow(self._take_from_engine)
 
-    async def _take_from_engine(self, frame: StageFrame) -> None:
+    async def _take_from_engine(self, frames: Sequence[StageFrame]) -> None:
         """In the engine's own task, which outlives ours: what goes wrong ends the run, not the engine's reader."""
-        await self._guarded(self._relay, frame)
+        await self._guarded(self._together, self._relay, frames)
 
     async def _relay(self, frame: StageFrame) -> None:
         if frame.run_id != self.load.run_id:
@@ -332,10 +358,12 @@ class StageRun:
     # --- backward ----------------------------------------------------------------------
     async def _follow_backward(self, stream: FrameStream) -> None:
         while True:
-            frame = await stream.receive()
-            if frame.kind not in _BACKWARD or frame.run_id != self.load.run_id:
-                raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from a later stage")
-            await self._send_backward(frame)
+            await self._together(self._take_from_after, await stream.receive_all())
+
+    async def _take_from_after(self, frame: StageFrame) -> None:
+        if frame.kind not in _BACKWARD or frame.run_id != self.load.run_id:
+            raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from a later stage")
+        await self._send_backward(frame)
 
     async def _send_backward(self, frame: StageFrame) -> None:
         if self.is_driver:

@@ -1,6 +1,6 @@
 """An engine process that holds one loaded stage."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,7 +54,7 @@ class EngineFacts:
     shares_prefixes: bool = False
 
 
-TakeFrame = Callable[[StageFrame], Awaitable[None]]
+TakeFrames = Callable[[Sequence[StageFrame]], Awaitable[None]]
 
 
 class Engine(Protocol):
@@ -67,6 +67,9 @@ class Engine(Protocol):
     async def send(self, frame: StageFrame) -> None:
         """Hands BEGIN, PREFILL, DECODE, CANCEL or END to the child; waits while its queue is full."""
 
+    async def send_all(self, frames: Sequence[StageFrame]) -> None:
+        """As ``send``, several at once: the child sees them together, and may compute them in one call."""
+
     async def park(self) -> None:
         """Its run is over: drops what is queued, and keeps the rows of every sequence for a while, in case that a BEGIN
         continues it; lanes that others need come first.
@@ -75,10 +78,11 @@ class Engine(Protocol):
     async def receive(self) -> StageFrame:
         """The next frame it produced: rows with an activation (not the last stage), TOKEN, CREDIT, HELD or ERROR."""
 
-    async def follow(self, take: TakeFrame) -> None:
-        """Hands every frame it produces to ``take``, in order, one at a time, until cancelled; raises how it ended.
+    async def follow(self, take: TakeFrames) -> None:
+        """Hands all frames that it produces to ``take``, in order, until cancelled; raises how it ended.
 
-        Instead of ``receive``, for whoever wants each frame with the fewest steps in between. ``take`` must not raise,
+        Those that came together, mostly of one call, are handed over together. Instead of ``receive``, for whoever
+        wants each frame with the fewest steps in between. ``take`` must not raise,
         and may still be running when this is cancelled.
         """
 

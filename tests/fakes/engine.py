@@ -6,7 +6,7 @@ row which took another way, or came out of order, is noticed. ``next_token`` is 
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError
 from p2pmesh.core.grammar.constraint import Constraint, Rules, Words
 from p2pmesh.core.grammar.matcher import Matcher
 from p2pmesh.core.grammar.network import compile_grammar
-from p2pmesh.ports.engine import EngineFacts, EngineSpec, TakeFrame
+from p2pmesh.ports.engine import EngineFacts, EngineSpec, TakeFrames
 from p2pmesh.wire.begin import Begin, decode_begin, digest_tokens
 from p2pmesh.wire.generation import ChatMessage, SamplingParameters, ToolUse
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_activation, error_frame
@@ -90,6 +90,8 @@ class FakeEngine:
         self.killed_by = killed_by
         """A prompt that no engine survives."""
         self.taken: list[StageFrame] = []
+        self.together: list[int] = []
+        """How many came at once, each time."""
         self.facts = EngineFacts(
             HIDDEN_SIZE, 8, fingerprint, 0, VOCABULARY, BEGINNING_TOKEN, frozenset({END_TOKEN}), (),
             DECODE_US, shares_prefixes=self.shares_prefixes,
@@ -145,6 +147,11 @@ class FakeEngine:
         else:
             self._take(frame)
 
+    async def send_all(self, frames: Sequence[StageFrame]) -> None:
+        self.together.append(len(frames))
+        for frame in frames:
+            await self.send(frame)
+
     async def park(self) -> None:
         await trio.lowlevel.checkpoint()
         if self._death is not None:
@@ -156,10 +163,14 @@ class FakeEngine:
         self._ended = {}
         self._sequences = {}
 
-    async def follow(self, take: TakeFrame) -> None:
-        """Frames one after another until the engine is gone."""
+    async def follow(self, take: TakeFrames) -> None:
+        """All that is there, until the engine is gone."""
         while True:
-            await take(await self.receive())
+            frames = [await self.receive()]
+            with suppress(trio.WouldBlock, trio.EndOfChannel):
+                while True:
+                    frames.append(self._in.receive_nowait())
+            await take(frames)
 
     async def receive(self) -> StageFrame:
         try:

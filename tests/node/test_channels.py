@@ -1,16 +1,27 @@
-"""What leaves a node in refusals and ERROR frames: no local paths."""
+"""What leaves a node in refusals and ERROR frames: no local paths; and frames that come together."""
 
 import string
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2pmesh.base.errors import ErrorCode
+from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
-from p2pmesh.node.channels import FrameStream, MessageStream, refusal_of, without_paths
+from p2pmesh.node.channels import MAX_FRAMES_AT_ONCE, FrameStream, MessageStream, refusal_of, without_paths
 from p2pmesh.wire.control import Refusal, decode_control
-from p2pmesh.wire.stage import LENGTH_BYTES, FrameKind, StageFrame, decode_error, decode_frame, error_frame
+from p2pmesh.wire.stage import (
+    LENGTH_BYTES,
+    FrameKind,
+    StageFrame,
+    decode_error,
+    decode_frame,
+    encode_frame,
+    error_frame,
+)
+from tests.fakes.network import FakePipe, FakeStream
 
 SECRET = "llama.cpp cannot load /home/jane/.p2pmesh/cache/stages/ab12.gguf: bad magic"
 SHOWN = "llama.cpp cannot load ab12.gguf: bad magic"
@@ -103,3 +114,54 @@ async def test_an_error_frame_leaves_without_paths() -> None:
     frame = decode_frame(recorder.sent[LENGTH_BYTES:])
     assert decode_error(frame) == (ErrorCode.ENGINE_CRASHED, SHOWN)
     assert (frame.request_id, frame.run_id, frame.sequence) == (cause.request_id, cause.run_id, cause.sequence)
+
+
+def stream_pair() -> tuple[FakeStream, FakeStream]:
+    there, back = FakePipe(), FakePipe()
+    return FakeStream(PeerId("far"), back, there), FakeStream(PeerId("near"), there, back)
+
+
+def token(position: int) -> StageFrame:
+    return StageFrame(FrameKind.TOKEN, b"q" * 16, b"r" * 16, 3, position, (position,))
+
+
+async def test_frames_that_are_sent_at_once_are_read_at_once() -> None:
+    near, far = stream_pair()
+    frames = [token(position) for position in range(MAX_FRAMES_AT_ONCE + 2)]
+    sender, reader = FrameStream(near), FrameStream(far)
+    sender.outlet.hold()
+    for frame in frames:
+        await sender.send(frame)
+    sender.outlet.let_go()
+    assert far.receive_nowait(1) is None
+    await sender.outlet.flush()
+    assert await reader.receive_all() == frames[:MAX_FRAMES_AT_ONCE]
+    assert await reader.receive_all() == frames[MAX_FRAMES_AT_ONCE:]
+
+
+@pytest.mark.parametrize("sent", range(1, 2 * len(encode_frame(token(1)))))
+async def test_a_frame_that_is_not_whole_yet_is_read_when_it_is(sent: int) -> None:
+    near, far = stream_pair()
+    data = encode_frame(token(1)) + encode_frame(token(2))
+    reader = FrameStream(far)
+    heard: list[StageFrame] = []
+
+    async def read() -> None:
+        while len(heard) < 2:
+            heard.extend(await reader.receive_all())
+
+    async with trio.open_nursery() as nursery:
+        await near.send(data[:sent])
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(heard) == sent // len(encode_frame(token(1)))
+        await near.send(data[sent:])
+    assert heard == [token(1), token(2)]
+
+
+async def test_whoever_sends_garbage_behind_a_frame_is_told_of() -> None:
+    near, far = stream_pair()
+    await near.send(encode_frame(token(1)) + b"\xff" * 20)
+    with pytest.raises(RemoteProtocolError) as caught:
+        await FrameStream(far).receive_all()
+    assert caught.value.culprit == far.remote_peer

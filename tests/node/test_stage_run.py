@@ -204,6 +204,35 @@ async def test_rows_that_do_not_follow_those_before_end_the_stage(autojump_clock
         assert raised.value.code in (ErrorCode.FRAME_POSITION_INVALID, ErrorCode.PEER_LOST)
 
 
+async def test_rows_that_come_together_go_together(autojump_clock: MockClock) -> None:
+    """Into the engine, and as tokens out of it: two sequences in step cost no more steps than one."""
+    async with open_mesh() as mesh, held_stage(mesh) as (puppet, _, stream):
+        other = b"another request!"
+        for request_id in (REQUEST_ID, other):
+            await stream.send(replace(begin(), request_id=request_id))
+            await stream.send(rows(flags=FrameFlag.SAMPLE, request_id=request_id))
+            await heard_of(stream, FrameKind.TOKEN)
+        (engine,) = puppet.victim.launcher.engines
+        stream.outlet.hold()
+        for request_id in (REQUEST_ID, other):
+            await stream.send(rows(FrameKind.DECODE, 5, 1, request_id=request_id))
+        stream.outlet.let_go()
+        await stream.outlet.flush()
+        answers = await stream.receive_all()
+        assert engine.together[-1] == 2
+        assert [(frame.kind, frame.request_id) for frame in answers] == [
+            (FrameKind.TOKEN, REQUEST_ID), (FrameKind.TOKEN, other),
+        ]  # fmt: skip
+
+
+async def heard_of(stream: FrameStream, kind: FrameKind) -> StageFrame:
+    """The next frame of a kind."""
+    with trio.fail_after(30):
+        while (frame := await stream.receive()).kind is not kind:
+            pass
+    return frame
+
+
 async def test_chunks_beyond_the_credits_are_refused_whatever_the_engine_does(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh, held_stage(mesh) as (puppet, load, stream):
         puppet.victim.engine.hold()

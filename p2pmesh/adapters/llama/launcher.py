@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from p2pmesh.adapters.niceness import set_niceness
 from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.core.devices import PROCESSOR_ALONE, DeviceChoice
-from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec, TakeFrame
+from p2pmesh.ports.engine import Engine, EngineFacts, EngineSpec, TakeFrames
 from p2pmesh.wire.engine import (
     LENGTH_BYTES,
     EngineKind,
@@ -211,7 +211,7 @@ class _ChildEngine:
         self._next_call = 0
         self._end: EngineError | None = None
         self._hung: EngineError | None = None
-        self._take: TakeFrame | None = None
+        self._take: TakeFrames | None = None
         self._has_begun = False
         """Whether it has said anything yet."""
 
@@ -234,7 +234,11 @@ class _ChildEngine:
 
     async def send(self, frame: StageFrame) -> None:
         """See ``ports.engine.Engine``."""
-        await self._send(frame_message(EngineKind.FRAME, encode_frame(frame)[FRAME_LENGTH_BYTES:]))
+        await self._send(_message_of(frame))
+
+    async def send_all(self, frames: Sequence[StageFrame]) -> None:
+        """See ``ports.engine.Engine``."""
+        await self._send(b"".join([_message_of(frame) for frame in frames]))
 
     async def park(self) -> None:
         """See ``ports.engine.Engine``."""
@@ -247,11 +251,11 @@ class _ChildEngine:
         except trio.EndOfChannel:
             raise self._ended() from None
 
-    async def follow(self, take: TakeFrame) -> None:
+    async def follow(self, take: TakeFrames) -> None:
         """See ``ports.engine.Engine``."""
         with suppress(trio.WouldBlock, trio.EndOfChannel):
             while True:
-                await take(self._frames_out.receive_nowait())
+                await take((self._frames_out.receive_nowait(),))
         self._take = take
         try:
             await self._loaded.wait_ended()
@@ -336,20 +340,12 @@ class _ChildEngine:
                 and len(data) > LENGTH_BYTES
                 and len(data) == LENGTH_BYTES + decode_length(data[:LENGTH_BYTES])
             ):
-                await self._dispatch(*decode_kind(memoryview(data)[LENGTH_BYTES:]))  # one whole message: the usual case
+                await self._dispatch(
+                    [decode_kind(memoryview(data)[LENGTH_BYTES:])]
+                )  # one whole message: the usual case
                 continue
             buffer += data
-            await self._dispatch_whole(buffer)
-
-    async def _dispatch_whole(self, buffer: bytearray) -> None:
-        """Takes every complete message off the front of ``buffer``."""
-        while len(buffer) >= LENGTH_BYTES:
-            end = LENGTH_BYTES + decode_length(bytes(buffer[:LENGTH_BYTES]))
-            if len(buffer) < end:
-                return
-            message = bytes(memoryview(buffer)[LENGTH_BYTES:end])
-            del buffer[:end]
-            await self._dispatch(*decode_kind(message))
+            await self._dispatch([decode_kind(message) for message in _whole_messages(buffer)])
 
     async def watch(self) -> None:
         """Ends a child that neither answers nor beats."""
@@ -366,14 +362,21 @@ class _ChildEngine:
             return options.starting_silence_seconds
         return options.silence_seconds if self._facts is not None else options.loading_silence_seconds
 
-    async def _dispatch(self, kind: EngineKind, payload: memoryview) -> None:
-        if kind is EngineKind.FRAME:
-            frame = decode_frame(payload)
-            if self._take is not None:
-                await self._take(frame)
+    async def _dispatch(self, messages: list[tuple[EngineKind, memoryview]]) -> None:
+        frames = []
+        for kind, payload in messages:
+            if kind is EngineKind.FRAME:
+                frames.append(decode_frame(payload))
             else:
+                self._take_in(kind, payload)
+        if frames and self._take is not None:
+            await self._take(frames)
+        else:
+            for frame in frames:
                 await self._frames_in.send(frame)
-        elif kind is EngineKind.RESULT:
+
+    def _take_in(self, kind: EngineKind, payload: memoryview) -> None:
+        if kind is EngineKind.RESULT:
             fields = decode_fields(payload)
             answer = self._answers.get(fields.get("id", 0))
             if answer is not None and "code" in fields:
@@ -417,6 +420,26 @@ class _Answer:
 
     async def wait_ended(self) -> None:
         await self._has_ended.wait()
+
+
+def _message_of(frame: StageFrame) -> bytes:
+    return frame_message(EngineKind.FRAME, encode_frame(frame)[FRAME_LENGTH_BYTES:])
+
+
+def _whole_messages(buffer: bytearray) -> list[bytes]:
+    """Takes every complete message off the front of ``buffer``."""
+    messages = []
+    taken = 0
+    with memoryview(buffer) as view:
+        while len(view) >= taken + LENGTH_BYTES:
+            start = taken + LENGTH_BYTES
+            end = start + decode_length(bytes(view[taken:start]))
+            if len(view) < end:
+                break
+            messages.append(bytes(view[start:end]))
+            taken = end
+    del buffer[:taken]
+    return messages
 
 
 def _code(fields: dict[str, Any]) -> ErrorCode:
