@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from p2pmesh.base.errors import GARBAGE_CODES, ErrorCode
 from p2pmesh.base.ids import LayerRange
-from p2pmesh.base.quantities import Micros
+from p2pmesh.base.quantities import KIB, MICROS_PER_SECOND, Micros
 
 
 def run_fingerprint(stages: Sequence[tuple[LayerRange, str]], wire_dtype: str, *, is_lossless: bool) -> str:
@@ -64,11 +64,23 @@ class RunPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
-    """Longest silences, in microseconds: a stage that loads must report something new within ``progress_us``."""
+    """Times in microseconds: a stage that loads must report something within ``progress_us``.
+
+    It must have its file within ``fetch_us`` and what its bytes take at ``slowest_bytes_per_s``, and be ready within
+    ``load_us`` of saying so first: reports alone, which cost a peer nothing, keep nobody waiting for ever. A peer's
+    own engine has ten minutes (``adapters.llama.launcher``), so that who is honest says itself why it failed.
+    """
 
     progress_us: int = 120_000_000
+    fetch_us: int = 600_000_000
+    slowest_bytes_per_s: int = 256 * KIB
+    load_us: int = 660_000_000
     probe_us: int = 120_000_000
     publish_us: int = 15_000_000
+
+    def longest_fetch_us(self, size_bytes: int) -> int:
+        """How long a stage of so many bytes may take until its engine loads it."""
+        return self.fetch_us + size_bytes * MICROS_PER_SECOND // self.slowest_bytes_per_s
 
 
 # --- events -------------------------------------------------------------------
@@ -199,14 +211,20 @@ Effect = StartLoad | StartProbe | StartPublish | ReportServing | EndRun | LeaveR
 
 
 class RunMachine:
-    """One run over ``stage_count`` stages."""
+    """One run over ``stage_count`` stages, which take ``stage_bytes`` each (empty: nobody knows)."""
 
-    def __init__(self, stage_count: int, policy: RunPolicy | None = None) -> None:
+    def __init__(self, stage_count: int, policy: RunPolicy | None = None, *, stage_bytes: Sequence[int] = ()) -> None:
         if stage_count < 1:
             raise ValueError("a run holds at least one stage")
         self._policy = policy or RunPolicy()
         self._stage_count = stage_count
+        self._stage_bytes = tuple(stage_bytes) or (0,) * stage_count
         self._loading = stage_count - 1
+        self._asked_at = Micros(0)
+        self._load_ends_at = Micros(0)
+        """Whatever is reported, the stage that loads is given up then."""
+        self._is_in_engine = False
+        """Whether that stage has its file, for all that its peer says."""
         self._is_started = False
         self._phase = RunPhase.LOADING
         self._deadline: Micros | None = None
@@ -261,8 +279,13 @@ class RunMachine:
         return self._load(now)
 
     def _load(self, now: Micros) -> tuple[Effect, ...]:
-        self._deadline = Micros(now + self._policy.progress_us)
+        self._asked_at, self._is_in_engine = now, False
+        self._load_ends_at = Micros(now + self._policy.longest_fetch_us(self._stage_bytes[self._loading]))
+        self._note_progress(now)
         return (StartLoad(self._loading),)
+
+    def _note_progress(self, now: Micros) -> None:
+        self._deadline = Micros(min(now + self._policy.progress_us, self._load_ends_at))
 
     def _on_report(self, index: int, state: StageState, now: Micros) -> tuple[Effect, ...]:
         if not self._is_started or not self._is_stage(index):
@@ -273,7 +296,10 @@ class RunMachine:
             return self._end(ErrorCode.SHUTTING_DOWN, f"the peer of stage {index} is leaving", index)
         if self._phase is not RunPhase.LOADING or index != self._loading:
             return ()
-        self._deadline = Micros(now + self._policy.progress_us)
+        if state is StageState.LOADING and not self._is_in_engine:
+            self._is_in_engine = True
+            self._load_ends_at = Micros(now + self._policy.load_us)
+        self._note_progress(now)
         if state is not StageState.READY:
             return ()
         if self._loading > 0:
@@ -303,8 +329,13 @@ class RunMachine:
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         if self._deadline is None or now < self._deadline:
             return ()
-        index = self._loading if self._phase is RunPhase.LOADING else None
-        return self._end(ErrorCode.DEADLINE_EXCEEDED, f"no progress while {self._phase.value}", index)
+        text = f"no progress while {self._phase.value}"
+        if self._phase is not RunPhase.LOADING:
+            return self._end(ErrorCode.DEADLINE_EXCEEDED, text, None)
+        if now >= self._load_ends_at:
+            took_s = (now - self._asked_at) // MICROS_PER_SECOND
+            text = f"stage {self._loading} is not ready after {took_s} s, whatever its peer reports"
+        return self._end(ErrorCode.DEADLINE_EXCEEDED, text, self._loading)
 
     def _leave(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
         self._phase = RunPhase.OVER

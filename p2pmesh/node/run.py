@@ -142,7 +142,9 @@ class Run:
         self._parts = parts
         self._orders = orders
         self._report = report
-        self._machine = coordination.RunMachine(len(placement.stages))
+        self._machine = coordination.RunMachine(
+            len(placement.stages), stage_bytes=[stage.needed_bytes for stage in placement.stages]
+        )
         self._runner: MachineRunner[coordination.Event, coordination.Effect] = MachineRunner(
             self._machine, parts.clock, self._perform, coordination.DeadlinePassed()
         )

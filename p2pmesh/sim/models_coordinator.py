@@ -338,7 +338,9 @@ class _RunAttempt:
         self._placement = placement
         self._on_serving = on_serving
         self._on_over = on_over
-        self._machine = coordination.RunMachine(len(placement.stages))
+        self._machine = coordination.RunMachine(
+            len(placement.stages), stage_bytes=[stage.needed_bytes for stage in placement.stages]
+        )
         self._alarm = Alarm()
         self._seat: Seat | None = None
         self._serving_since: int | None = None

@@ -45,7 +45,9 @@ def test_garbage_is_the_work_of_whoever_sent_it() -> None:
         assert accused_stage(1, code, 3) is None
 
 
-POLICY = RunPolicy(progress_us=100, probe_us=50, publish_us=20)
+POLICY = RunPolicy(
+    progress_us=100, probe_us=50, publish_us=20, fetch_us=200, slowest_bytes_per_s=1_000_000, load_us=150
+)
 LOST = ErrorCode.PEER_LOST
 
 
@@ -151,6 +153,56 @@ def test_progress_moves_the_deadline_and_silence_ends_the_run() -> None:
         EndRun(ErrorCode.DEADLINE_EXCEEDED, "no progress while loading", 1)
     ]
     assert machine.deadline() is None
+
+
+def keep_reporting(machine: RunMachine, state: StageState, start: int) -> tuple[int, list[Effect]]:
+    """A peer that reports a state of stage 1 again and again: when that leads to anything, and to what."""
+    now, effects = start, feed(machine, StageReported(1, state), at=start)
+    while not effects and now < 10_000:
+        deadline = machine.deadline()
+        assert deadline is not None
+        now = min(now + 30, deadline)
+        effects = feed(machine, DeadlinePassed(), StageReported(1, state), at=now)
+    return now, effects
+
+
+def test_a_peer_that_only_ever_says_that_it_loads_is_given_up() -> None:
+    machine = RunMachine(2, POLICY, stage_bytes=(0, 300))
+    feed(machine, RunStarted(), at=1000)
+    feed(machine, StageReported(1, StageState.DOWNLOADING), at=1050)
+    now, effects = keep_reporting(machine, StageState.LOADING, 1100)
+    text = "stage 1 is not ready after 0 s, whatever its peer reports"
+    assert (now, effects) == (1250, [EndRun(ErrorCode.DEADLINE_EXCEEDED, text, 1)])
+
+
+def test_a_fetch_has_the_time_that_its_bytes_may_take_and_no_more() -> None:
+    machine = RunMachine(2, POLICY, stage_bytes=(0, 300))
+    feed(machine, RunStarted(), at=1000)
+    now, effects = keep_reporting(machine, StageState.DOWNLOADING, 1050)
+    assert now == 1000 + 200 + 300
+    assert [effect.index for effect in effects if isinstance(effect, EndRun)] == [1]
+
+
+def test_a_peer_that_goes_back_to_fetching_gains_nothing_by_that() -> None:
+    machine = RunMachine(2, POLICY, stage_bytes=(0, 10_000))
+    feed(machine, RunStarted(), StageReported(1, StageState.LOADING), at=1000)
+    feed(machine, StageReported(1, StageState.DOWNLOADING), StageReported(1, StageState.LOADING), at=1050)
+    assert keep_reporting(machine, StageState.LOADING, 1100)[0] == 1150
+
+
+def test_each_stage_has_its_own_time() -> None:
+    machine = RunMachine(2, POLICY, stage_bytes=(500, 0))
+    feed(machine, RunStarted(), at=0)
+    feed(machine, StageReported(1, StageState.DOWNLOADING), at=90)
+    assert feed(machine, ready(1), at=180) == [StartLoad(0)]
+    feed(machine, StageReported(0, StageState.DOWNLOADING), at=270)
+    assert machine.deadline() == 370
+
+
+def test_by_default_the_smallest_stage_has_ten_minutes_for_its_file_and_a_large_one_hours() -> None:
+    minute_us = 60_000_000
+    assert RunPolicy().longest_fetch_us(0) == 10 * minute_us
+    assert RunPolicy().longest_fetch_us(10 * 2**30) == 10 * minute_us + 40_960 * 1_000_000
 
 
 def test_probe_and_publication_have_deadlines_of_their_own() -> None:

@@ -287,6 +287,22 @@ async def test_a_peer_whose_stage_does_not_load_is_replaced(autojump_clock: Mock
         assert len(driver.told("model_withdrawn")) == 1
 
 
+async def test_a_peer_that_loads_for_ever_is_replaced_however_often_it_says_so(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        slow = await mesh.join("slow", driver, memory_bytes=2**40)
+        slow.launcher.load_s = 1e9
+        honest = await mesh.join("honest", driver)
+        mesh.serve(driver, MODEL, stage_count=2)
+        await trio.sleep(600)  # a load may take so long
+        assert not driver.told("model_withdrawn")
+        withdrawn = await driver.wait_told("model_withdrawn")
+        assert withdrawn["code"] == ErrorCode.DEADLINE_EXCEEDED.value
+        assert "whatever its peer reports" in withdrawn["message"]
+        ready = await driver.wait_told("pipeline_ready")
+        assert {stage["peer_id"] for stage in ready["stages"]} == {driver.peer, honest.peer}
+
+
 async def test_a_promise_that_cannot_be_kept_on_disk_is_not_given(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         driver = await mesh.found("driver", store=FakeModelStore(MODEL))
