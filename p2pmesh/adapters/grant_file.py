@@ -63,7 +63,7 @@ def _grant_of(record: Any) -> KeptGrant:
     run_id = bytes.fromhex(record["run_id"])
     term, lease_us = record["term"], record["lease_us"]
     is_whole = type(term) is int and type(lease_us) is int and len(run_id) == ID_BYTES
-    if not is_whole or not 0 < term <= MAX_TERM or not 0 < lease_us <= MAX_LEASE_MS * 1000:
+    if not is_whole or not 0 < term <= MAX_TERM or not 0 <= lease_us <= MAX_LEASE_MS * 1000:
         raise ValueError("a term, lease or run id that none is")
     if not is_digest(record["model"]) or not is_peer_id(record["coordinator"]):
         raise ValueError("a model or coordinator that none is")

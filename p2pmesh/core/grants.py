@@ -26,7 +26,10 @@ MAX_RUN_MEMBERS = 4 * MAX_CLAIM_PEERS
 
 @dataclass(frozen=True, slots=True)
 class KeptGrant:
-    """What a restart must not forget of a promise; its run's stage here ended with the process."""
+    """What a restart must not forget of a promise; its run's stage here ended with the process.
+
+    ``lease_us`` is 0 where the claim was given back: the term stays, and nobody waits for the lease.
+    """
 
     model: str
     term: int
@@ -88,7 +91,8 @@ Event = ClaimAsked | ClaimReleased | StageBegun | StageEnded | DeadlinePassed
 # --- effects ------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class KeepGrant:
-    """Before the answer goes out: all promises, as they must be found after a restart."""
+    """All promises, as they must be found after a restart: on disk before a ``Grant`` goes out, and soon after a
+    release, which nobody waits for."""
 
     grants: tuple[KeptGrant, ...]
 
@@ -140,7 +144,7 @@ class _Promise:
     """``ends_at`` is there while the run serves and its stage here lives: nobody else's run may take its place.
 
     ``members`` are all that have stood in a list of the run: of them each may go on with it. ``reserved_bytes`` are
-    kept for its stage until that begins.
+    kept for its stage until that begins. ``is_released``: the claim was given back, and is kept so.
     """
 
     claim: Claim
@@ -149,6 +153,7 @@ class _Promise:
     members: frozenset[PeerId] = frozenset()
     succession_at: Micros | None = None
     ends_at: Micros | None = None
+    is_released: bool = False
 
     def may_be_replaced(self, claim: Claim, now: Micros) -> bool:
         """By the same run under another of its peers, when the lease is over; by another run, when this one serves
@@ -180,6 +185,12 @@ class _Promise:
         """Nothing of it is left here to be protected."""
         self.ends_at = self.succession_at = None
 
+    def kept(self) -> KeptGrant:
+        """What a restart must find of it."""
+        claim = self.claim
+        lease_us = 0 if self.is_released else claim.lease_us
+        return KeptGrant(claim.model, claim.term, claim.run_id, claim.coordinator, lease_us)
+
 
 class Grantor:
     """The promises of one peer."""
@@ -202,7 +213,8 @@ class Grantor:
             claim = Claim(kept.model, kept.run_id, kept.term, (kept.coordinator,), kept.lease_us)
             # how long ago it was given is not known, so all of it may be to come
             members = frozenset((kept.coordinator,))
-            self._promises[kept.model] = _Promise(claim, Micros((now or 0) + kept.lease_us), members=members)
+            until = Micros((now or 0) + kept.lease_us)
+            self._promises[kept.model] = _Promise(claim, until, members=members, is_released=kept.lease_us == 0)
 
     def promised(self, model: str) -> Claim | None:
         """The newest promise for a model, its lease over or not."""
@@ -320,11 +332,16 @@ class Grantor:
         return (*moved, KeepGrant(self._kept()), Grant(claim.term))
 
     def _renew(self, promise: _Promise, claim: Claim, now: Micros) -> tuple[Effect, ...]:
-        """A late question of the past must not take back that the run serves."""
+        """A late question of the past must not take back that the run serves.
+
+        One that comes after the release begins a lease that a restart would not know of: it is kept first.
+        """
         if claim.is_serving or not promise.claim.is_serving:
             promise.claim = claim
+        was_released, promise.is_released = promise.is_released, False
         self._extend(promise, now)
-        return (Grant(claim.term),)
+        kept = (KeepGrant(self._kept()),) if was_released else ()
+        return (*kept, Grant(claim.term))
 
     def _extend(self, promise: _Promise, now: Micros) -> None:
         promise.lease_until = Micros(now + promise.claim.lease_us)
@@ -357,14 +374,11 @@ class Grantor:
         return over is not None
 
     def _kept(self) -> tuple[KeptGrant, ...]:
-        return tuple(
-            KeptGrant(c.model, c.term, c.run_id, c.coordinator, c.lease_us)
-            for c in (promise.claim for promise in self._promises.values())
-        )
+        return tuple(promise.kept() for promise in self._promises.values())
 
     # --- ending ------------------------------------------------------------------
     def _on_released(self, event: ClaimReleased, now: Micros) -> tuple[Effect, ...]:
-        """A run that serves goes on; the next of the list need not wait for the lease."""
+        """A run that serves goes on; the next of the list need not wait for the lease, nor anybody after a restart."""
         promise = self._promises.get(event.model)
         if promise is None:
             return ()
@@ -372,14 +386,16 @@ class Grantor:
         if (event.run_id, event.term, event.source) != (known.run_id, known.term, known.coordinator):
             return ()
         promise.lease_until = min(promise.lease_until, now)
+        was_released, promise.is_released = promise.is_released, True
+        kept = () if was_released else (KeepGrant(self._kept()),)
         if event.is_over:
             promise.end_run()
-            return (RunReleased(known),)
+            return (*kept, RunReleased(known))
         if promise.ends_at is not None:
             ends_by = promise.ends_at
             self._schedule(promise)
             promise.ends_at = min(ends_by, promise.ends_at)
-        return ()
+        return kept
 
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         effects: list[Effect] = []

@@ -5,7 +5,7 @@ claims, and what for, is ``node.coordinator``'s and ``node.succession``'s; what 
 ``node.stages``'.
 """
 
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,9 @@ class Claims:
         self._grantor = grants.Grantor(overlay.own_peer, self.policy, store.restored(), clock.now())
         self._turn = trio.Lock()
         self._unsaved: tuple[grants.KeptGrant, ...] | None = None
-        """Promises that the store has not taken yet: nothing is granted before it has."""
+        """What the store has not taken yet."""
+        self._owes_promise = False
+        """Whether a promise is among it: nothing is granted before the store has that."""
         self.changes = Changes()
         """Marked when a promise was given, or a run is nobody's any more."""
         self.room_for: Callable[[str], int] = lambda model: 0
@@ -62,12 +64,24 @@ class Claims:
                 await self.changes.wait_beyond(seen)
             self._note(self._grantor.handle(grants.DeadlinePassed(), self._clock.now()))
 
-    def _note(self, effects: tuple[grants.Effect, ...]) -> None:
+    def _note(self, effects: Iterable[grants.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, grants.SuccessionDue):
                 self.on_succession_due(effect.claim)
             elif isinstance(effect, grants.RunReleased):
                 self.changes.mark()
+            elif isinstance(effect, grants.KeepGrant):
+                self._unsaved = effect.grants
+
+    async def _save(self) -> None:
+        """The newest of what is to be kept; whoever calls it has the turn."""
+        unsaved = self._unsaved
+        if unsaved is None:
+            return
+        await self._store.save(unsaved)
+        self._owes_promise = False
+        if self._unsaved is unsaved:  # a claim may have been given back meanwhile
+            self._unsaved = None
 
     # --- what is promised here -----------------------------------------------------
     def check(self, source: PeerId, model: str, run_id: bytes, term: int) -> None:
@@ -121,21 +135,25 @@ class Claims:
         async with self._turn:
             asked = grants.ClaimAsked(source, claim, needed_bytes, self.room_for(claim.model) if needed_bytes else 0)
             *effects, answer = self._grantor.handle(asked, self._clock.now())
-            for effect in effects:
-                if isinstance(effect, grants.KeepGrant):
-                    self._unsaved = effect.grants
-            if self._unsaved is not None and isinstance(answer, grants.Grant):
-                await self._store.save(self._unsaved)
-                self._unsaved = None
+            self._note(effects)
+            self._owes_promise |= any(isinstance(effect, grants.KeepGrant) for effect in effects)
+            if self._owes_promise and isinstance(answer, grants.Grant):
+                await self._save()
             self.changes.mark()
         assert isinstance(answer, grants.Grant | grants.Deny)
         return answer
 
-    def release(self, source: PeerId, model: str, run_id: bytes, term: int, is_over: bool) -> None:
-        """``source`` gives its claim back."""
+    async def release(self, source: PeerId, model: str, run_id: bytes, term: int, is_over: bool) -> None:
+        """``source`` gives its claim back: at once here, and on disk when this returns: no restart waits for it.
+
+        A store that does not take it harms nobody: the promise is then waited for as after a crash.
+        """
         released = grants.ClaimReleased(source, model, run_id, term, is_over)
         self._note(self._grantor.handle(released, self._clock.now()))
         self.changes.mark()
+        async with self._turn:
+            with suppress(P2PMeshError):
+                await self._save()
 
     async def _serve_claim(self, stream: MessageStream, asked: ClaimRun) -> None:
         match await self.decide(stream.remote_peer, _claim_of(asked), asked.needed_bytes):
@@ -147,7 +165,7 @@ class Claims:
         await stream.finish()
 
     async def _serve_release(self, stream: MessageStream, asked: ReleaseClaim) -> None:
-        self.release(stream.remote_peer, asked.model_digest, asked.run_id, asked.term, asked.is_over)
+        await self.release(stream.remote_peer, asked.model_digest, asked.run_id, asked.term, asked.is_over)
         await stream.send(Done())
         await stream.finish()
 
@@ -188,7 +206,7 @@ class Claims:
     async def tell_release(self, peer: PeerId, claim: Claim, is_over: bool) -> None:
         """Gives a claim back to a peer; one that cannot be told keeps its promise to the end of the lease."""
         if peer == self._overlay.own_peer:
-            self.release(peer, claim.model, claim.run_id, claim.term, is_over)
+            await self.release(peer, claim.model, claim.run_id, claim.term, is_over)
             return
         with trio.move_on_after(RELEASE_S), suppress(P2PMeshError):
             message = ReleaseClaim(claim.model, claim.run_id, claim.term, is_over)

@@ -24,6 +24,12 @@ async def test_promises_come_back_from_a_private_file(tmp_path: Path) -> None:
     assert (tmp_path / GRANTS_FILE).stat().st_mode & 0o777 == 0o600
 
 
+async def test_a_promise_that_was_given_back_keeps_its_term_without_a_lease(tmp_path: Path) -> None:
+    released = KeptGrant(GRANT.model, 7, GRANT.run_id, GRANT.coordinator, 0)
+    await HomeGrants(tmp_path).save((released,))
+    assert HomeGrants(tmp_path).restored() == (released,)
+
+
 async def test_as_many_as_a_node_promises_fit(tmp_path: Path) -> None:
     many = tuple(
         KeptGrant(f"{i:064x}", 2**53 - 1, GRANT.run_id, GRANT.coordinator, 1) for i in range(MAX_CLAIMED_MODELS)

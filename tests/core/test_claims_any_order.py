@@ -33,6 +33,8 @@ class Peer:
     permille: int
     started_at: int = 0
     kept: tuple[grants.KeptGrant, ...] = ()
+    unsaved: tuple[grants.KeptGrant, ...] | None = None
+    """After a release: nobody waits for that to be on disk, and a crash may come first."""
     claimant: Claimant | None = None
     runs: int = 0
     grantor: grants.Grantor = field(init=False)
@@ -46,7 +48,7 @@ class Peer:
     def restart(self, real: int) -> None:
         """A monotonic clock begins anew with its process."""
         self.started_at = real
-        self.claimant = None
+        self.claimant = self.unsaved = None
         self.grantor = grants.Grantor(self.name, POLICY, self.kept)
 
 
@@ -89,7 +91,9 @@ class World:
                 self._grant(peer, source, claim, number)
             case claims.ReleaseClaim(claim=claim, is_over=is_over):
                 released = grants.ClaimReleased(source, claim.model, claim.run_id, claim.term, is_over)
-                peer.grantor.handle(released, peer.clock(self.real))
+                for effect in peer.grantor.handle(released, peer.clock(self.real)):
+                    if isinstance(effect, grants.KeepGrant):
+                        peer.unsaved = effect.grants
             case (asker, event):
                 if peer.claimant is asker:
                     self.tell(peer, event)
@@ -99,7 +103,7 @@ class World:
         for effect in peer.grantor.handle(grants.ClaimAsked(source, claim), peer.clock(self.real)):
             match effect:
                 case grants.KeepGrant(kept):
-                    peer.kept = kept
+                    peer.kept, peer.unsaved = kept, None
                 case grants.Grant():
                     self._answer(peer, source, asker, claim, claims.PeerGranted(peer.name, number))
                 case grants.Deny(code, _, term, wait_us):
@@ -187,6 +191,11 @@ class ClaimsMachine(RuleBasedStateMachine):
     @rule(micros=st.integers(1, 1500))
     def wait(self, micros: int) -> None:
         self.world.pass_time(micros)
+
+    @rule(number=st.integers(0, 4))
+    def save(self, number: int) -> None:
+        peer = self._peer(number)
+        peer.kept, peer.unsaved = peer.unsaved or peer.kept, None
 
     @rule(number=st.integers(0, 4))
     def restart(self, number: int) -> None:

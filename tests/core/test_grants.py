@@ -1,8 +1,11 @@
 """What a peer promises to coordinators."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode
 from p2pmesh.base.ids import PeerId
@@ -227,7 +230,8 @@ def test_a_run_that_is_over_is_nobodys_at_once() -> None:
     serving = replace(CLAIM, is_serving=True)
     ask(peer, serving)
     assert peer.is_kept("m", RUN)
-    assert peer.handle(ClaimReleased(A, "m", RUN, 5, True), Micros(10)) == (RunReleased(serving),)
+    (_, over) = peer.handle(ClaimReleased(A, "m", RUN, 5, True), Micros(10))
+    assert over == RunReleased(serving)
     assert not peer.is_kept("m", RUN)
     assert peer.deadline() is None
     assert ask(peer, LATER, 11) == Grant(6)
@@ -309,6 +313,87 @@ def test_a_restart_forgets_no_promise() -> None:
     assert restarted.deadline() is None  # the stage that it held is gone with the process
     assert ask(restarted, CLAIM, 1049) == Grant(5)
     assert ask(restarted, LATER, 2049) == Grant(6)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_claim_that_was_given_back_is_not_waited_for_after_a_restart(is_over: bool) -> None:
+    peer = grantor()
+    ask(peer, replace(CLAIM, is_serving=True))
+    released = ClaimReleased(A, "m", RUN, 5, is_over)
+    kept = KeptGrant("m", 5, RUN, A, 0)
+    assert peer.handle(released, Micros(10))[0] == KeepGrant((kept,))
+    assert not any(isinstance(effect, KeepGrant) for effect in peer.handle(released, Micros(11)))  # once
+    restarted = Grantor(B, POLICY, (kept,), Micros(20))
+    assert restarted.leased_to("m", Micros(20)) is None
+    assert code_of(ask(restarted, replace(LATER, term=5), 20)) is ErrorCode.TERM_CONFLICT
+    assert code_of(ask(restarted, replace(LATER, term=4), 20)) is ErrorCode.TERM_STALE
+    assert ask(restarted, LATER, 20) == Grant(6)
+
+
+def test_a_late_question_after_the_release_is_kept_before_it_is_granted() -> None:
+    peer = grantor()
+    ask(peer, CLAIM)
+    peer.handle(ClaimReleased(A, "m", RUN, 5, True), Micros(10))
+    kept = KeptGrant("m", 5, RUN, A, 1000)
+    assert peer.handle(ClaimAsked(A, CLAIM), Micros(11)) == (KeepGrant((kept,)), Grant(5))
+    assert peer.handle(ClaimAsked(A, CLAIM), Micros(12)) == (Grant(5),)
+    restarted = Grantor(B, POLICY, (KeptGrant("m", 5, RUN, A, 0),), Micros(20))
+    assert restarted.handle(ClaimAsked(A, CLAIM), Micros(21)) == (KeepGrant((kept,)), Grant(5))
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from("AC"), st.integers(0, 2), st.booleans()),
+    st.tuples(st.just("release"), st.booleans(), st.booleans()),
+    st.tuples(st.just("wait"), st.integers(1, 1200)),
+    st.tuples(st.just("restart")),
+)
+
+
+class Lives:
+    """A peer over its restarts, held against what it has answered; a release may be lost with a crash."""
+
+    def __init__(self) -> None:
+        self.peer = grantor()
+        self.kept: tuple[KeptGrant, ...] = ()
+        self.newest: tuple[KeptGrant, ...] = ()
+        self.now = self.term = self.until = 0
+        self.holder = ""
+        self.is_given_back = True
+
+    def ask(self, name: str, more: int, is_serving: bool) -> None:
+        claim = Claim("m", name.encode() * 16, self.term + more, (PeerId(name), B), 1000, is_serving)
+        for effect in self.peer.handle(ClaimAsked(claim.coordinator, claim), Micros(self.now)):
+            if isinstance(effect, KeepGrant):
+                self.kept = self.newest = effect.grants
+            elif isinstance(effect, Grant):
+                assert claim.term >= self.term
+                assert name == self.holder or self.now >= self.until
+                self.term, self.holder, self.until = claim.term, name, self.now + 1000
+                self.is_given_back = False
+
+    def release(self, is_over: bool, is_saved: bool) -> None:
+        released = ClaimReleased(PeerId(self.holder), "m", self.holder.encode() * 16, self.term, is_over)
+        for effect in self.peer.handle(released, Micros(self.now)):
+            self.newest = effect.grants if isinstance(effect, KeepGrant) else self.newest
+        if is_saved:
+            self.kept, self.is_given_back = self.newest, True
+        self.until = min(self.until, self.now)
+
+    def wait(self, micros: int) -> None:
+        self.now += micros
+
+    def restart(self) -> None:
+        self.peer, self.newest = Grantor(B, POLICY, self.kept, Micros(self.now)), self.kept
+        promised = self.peer.promised("m")
+        assert (promised.term if promised else 0) == self.term
+        assert (self.peer.leased_to("m", Micros(self.now)) is None) == self.is_given_back
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_over_restarts_terms_never_go_back_and_live_leases_are_honoured(steps: list[tuple[str, Any]]) -> None:
+    lives = Lives()
+    for name, *given_with in [("ask", "A", 1, False), *steps]:
+        getattr(lives, name)(*given_with)
 
 
 def test_one_peer_cannot_name_members_of_a_run_without_end() -> None:

@@ -11,8 +11,10 @@ from p2pmesh.core.claims import Claim, ClaimLost, ClaimPolicy
 from p2pmesh.core.grants import Deny, Grant
 from p2pmesh.node.claims import HeldClaim
 from p2pmesh.node.run import WATCH_AGAIN_S
+from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.vigil import ANSWER_S
 from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, LoadStage, StageStatus
+from p2pmesh.wire.stage import WireDtype
 from tests.fakes.grants import FakeGrantStore
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens
 from tests.fakes.models import FakeModelStore, fake_model
@@ -253,6 +255,46 @@ async def test_a_node_that_restarts_says_that_it_waits_for_its_own_claim(autojum
         await again.wait_told("pipeline_ready")
         (waited,) = again.told("waiting_for_peers")
         assert waited["message"].startswith("this node coordinated it until a moment ago")
+
+
+async def test_a_node_that_was_stopped_politely_serves_at_once_after_a_restart(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        hub = await mesh.found("hub", memory_bytes=0)
+        grants = FakeGrantStore()
+        given = {"store": FakeModelStore(MODEL), "grants": grants}
+        node = await mesh.join("node", hub, **given)
+        async with trio.open_nursery() as serving:
+            options = ServingOptions(None, 4096, 4, WireDtype.F32)
+            serving.start_soon(node.node.serve_model, MODEL, options)
+            await node.wait_told("pipeline_ready")
+            await node.node.drain(5)
+            serving.cancel_scope.cancel()
+        assert [(grant.term, grant.lease_us) for grant in grants.grants] == [(1, 0)]
+        await mesh.kill(node)
+        again = await mesh.join("node", hub, **given)
+        mesh.serve(again, MODEL)
+        await again.wait_told("pipeline_ready")
+        assert again.told("waiting_for_peers") == []
+        assert [grant.term for grant in grants.grants] == [2]
+
+
+async def test_a_release_that_cannot_be_stored_stands_in_nobodys_way(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        grants = FakeGrantStore()
+        one = await mesh.found("one", grants=grants)
+        ways = one.node.claims
+        over, other = (Claim(digest * 32, OTHER_RUN, 1, (one.peer,), 15_000_000) for digest in ("ab", "cd"))
+        for claim in (over, other):
+            assert await ways.ask(one.peer, claim) == Grant(1)
+        grants.is_full = True
+        await ways.tell_release(one.peer, over, True)
+        assert ways.leased(over.model) is None
+        assert await ways.ask(one.peer, other) == Grant(1)  # a renewal
+        with pytest.raises(ConfigError):
+            await ways.ask(one.peer, replace(over, term=2))
+        grants.is_full = False
+        await ways.tell_release(one.peer, other, True)
+        assert [(grant.term, grant.lease_us > 0) for grant in grants.grants] == [(1, False), (2, True)]
 
 
 async def test_of_two_that_want_the_same_peers_one_serves_and_the_other_stands_by(autojump_clock: MockClock) -> None:
