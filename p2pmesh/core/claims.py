@@ -164,14 +164,20 @@ class ClaimHeld:
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
     """It was not granted, or is held no longer: whoever acted under it stops now. ``ungranted`` are those peers that
-    did not grant what was asked last."""
+    did not grant what was asked last; ``leased`` are those of them that have promised the model to another's run."""
 
     code: ErrorCode
     text: str
     ungranted: tuple[PeerId, ...]
+    leased: tuple[PeerId, ...] = ()
 
 
 Effect = AskClaim | ReleaseClaim | ClaimHeld | ClaimLost
+
+
+def _is_leased(denied: PeerDenied) -> bool:
+    is_behind = denied.code in (ErrorCode.TERM_STALE, ErrorCode.TERM_CONFLICT)
+    return denied.code is ErrorCode.MODEL_LEASED or (is_behind and denied.wait_us > 0)
 
 
 class Claimant:
@@ -342,6 +348,12 @@ class Claimant:
         return Micros(self._asked_at + self._claim.lease_us - self._policy.drift_us)
 
     @property
+    def _leased(self) -> tuple[PeerId, ...]:
+        """Those whose promise to another's run lasts. Who claims for the first time knows no terms, and may hit upon
+        that run's own."""
+        return tuple(peer for peer in self._claim.peers if (d := self._denied.get(peer)) and _is_leased(d))
+
+    @property
     def _promised_us(self) -> int:
         """How long the longest promise to another lasts, where it is not given back before."""
         return max((denied.wait_us for denied in self._denied.values()), default=0)
@@ -358,7 +370,7 @@ class Claimant:
         refused = next((denied.code for denied in self._denied.values() if denied.code in _NO_USE), None)
         if refused is not None:
             return self._lose(refused, text)
-        leased = sum(denied.code is ErrorCode.MODEL_LEASED for denied in self._denied.values())
+        leased = len(self._leased)
         if leased:
             text = (
                 f"{leased} of {asked} peers have promised it to a run of another coordinator, which may be serving it"
@@ -395,7 +407,7 @@ class Claimant:
     def _lose(self, code: ErrorCode, text: str) -> tuple[Effect, ...]:
         self._phase = ClaimPhase.OVER
         ungranted = tuple(peer for peer in self._claim.peers if peer not in self._granted)
-        return (ClaimLost(code, text, ungranted), *self._release_all())
+        return (ClaimLost(code, text, ungranted, self._leased), *self._release_all())
 
     # --- time --------------------------------------------------------------------
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:

@@ -40,6 +40,8 @@ class Candidates:
         self._clock = clock
         self._tried: dict[PeerId, Micros] = {}
         self._taken: dict[PeerId, Micros] = {}
+        self._leased: frozenset[PeerId] = frozenset()
+        """Those of the taken that have promised the model to another's run."""
         self._failed: dict[PeerId, Micros] = {}
         self._leaving: dict[PeerId, tuple[Micros, int]] = {}
         """Until when, unless it has started again: its incarnation was this."""
@@ -74,10 +76,18 @@ class Candidates:
             if PeerId(a.peer_id) not in out
         )
 
-    def note_taken(self, peer: PeerId, for_s: float) -> None:
-        """The peer has promised the model to another run, or does not answer: no plan rests on it for so long."""
+    def note_taken(self, peer: PeerId, for_s: float, *, is_leased: bool) -> None:
+        """The peer has promised the model to another's run (``is_leased``), or does not answer: no plan rests on it
+        for so long."""
         self._taken[peer] = self._later(for_s)
+        self._leased = self._leased | {peer} if is_leased else self._leased - {peer}
         self._forget_old()
+
+    @property
+    def leased_count(self) -> int:
+        """How many peers that are here are taken because they have promised the model to another's run."""
+        now = self._clock.now()
+        return sum(self._taken.get(peer, now) > now and self._overlay.is_admitted(peer) for peer in self._leased)
 
     def note_failed(self, peer: PeerId, for_s: float) -> None:
         """A stage failed there: others are preferred for so long."""
@@ -123,6 +133,7 @@ class Candidates:
     def _forget_old(self) -> None:
         now = self._clock.now()
         self._taken = {peer: until for peer, until in self._taken.items() if until > now}
+        self._leased = self._leased & self._taken.keys()
         self._failed = {peer: until for peer, until in self._failed.items() if until > now}
         self._leaving = {peer: told for peer, told in self._leaving.items() if told[0] > now}
         self._accusers = {peer: told for peer, told in self._accusers.items() if told[1] > now}

@@ -23,7 +23,7 @@ from p2pmesh.core.planning.kept import plan_kept, plan_replacement
 from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, PlannedStage, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices
-from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
+from p2pmesh.core.planning.request import LeftOut, PlanningPeer, PlanRequest
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.failures import unwrapped
@@ -256,10 +256,12 @@ class Coordinator:
     def _is_claimed(self, outcome: ClaimHeld | ClaimLost) -> bool:
         """Whether every peer of the placement granted; those that did not are left out of the next plan."""
         own, lease_s = self._parts.overlay.own_peer, self._parts.claims.policy.lease_us / MICROS_PER_SECOND
-        missing = outcome.absent if isinstance(outcome, ClaimHeld) else outcome.ungranted
+        missing, leased = (
+            (outcome.absent, ()) if isinstance(outcome, ClaimHeld) else (outcome.ungranted, outcome.leased)
+        )
         for peer in missing:
             if peer != own:
-                self._candidates.note_taken(peer, lease_s)
+                self._candidates.note_taken(peer, lease_s, is_leased=peer in leased)
         if isinstance(outcome, ClaimLost):
             self._report("waiting_for_peers", {"model": self._model.name, "message": outcome.text})
         return not missing and isinstance(outcome, ClaimHeld)
@@ -304,12 +306,19 @@ class Coordinator:
                 raise _refused(self._model, planned)
             if await self._candidates.meet():
                 continue
-            if planned.text != told:
-                told = planned.text
-                self._report("waiting_for_peers", {"model": self._model.name, "message": planned.text})
+            text = self._why_waiting(planned)
+            if text != told:
+                told = text
+                self._report("waiting_for_peers", {"model": self._model.name, "message": text})
             with trio.move_on_after(min(MEET_AGAIN_S, self._candidates.next_free_s())):
                 await self._parts.overlay.board.changes.wait_beyond(seen)
             await trio.sleep(PEERS_SETTLE_S)
+
+    def _why_waiting(self, refusal: PlacementRefusal) -> str:
+        digest = self._model.digest
+        is_served = any(one.digest == digest for peer in self._parts.overlay.board.others() for one in peer.models)
+        meanwhile = "; until then requests here are answered through that run"
+        return refusal.text + meanwhile * (is_served and self._candidates.leased_count > 0)
 
     def _plan(self) -> Placement | PlacementRefusal:
         """Over peers whose stages did not fail lately, where those suffice."""
@@ -366,7 +375,8 @@ class Coordinator:
         willing = {peer.peer_id for peer in peers if not peer.is_excluded}
         kept = tuple(stage for stage in self._last if stage.peer_id in willing)
         policy = self._parts.hop_costs.policy
-        return PlanRequest(self._model.planning, peers, own_peer, count, links, kept, policy=policy)
+        left_out = LeftOut(self._candidates.leased_count, self._parts.claims.policy.lease_us)
+        return PlanRequest(self._model.planning, peers, own_peer, count, links, kept, policy=policy, left_out=left_out)
 
 
 def _outcome_of(ending: RunEnding | None) -> RunOutcome:

@@ -133,8 +133,17 @@ def test_a_claim_that_is_not_granted_in_time_is_given_up_with_its_reason() -> No
     assert isinstance(lost, ClaimLost)
     assert lost.code is ErrorCode.MODEL_LEASED
     assert lost.text == "3 of 3 peers have promised it to a run of another coordinator, which may be serving it"
-    assert lost.ungranted == (A, B, C)
+    assert lost.ungranted == lost.leased == (A, B, C)
     assert now < 4000
+
+
+def test_a_term_that_is_a_serving_runs_own_counts_as_promised_to_that_run_and_silence_does_not() -> None:
+    claimant = asking()
+    claimant.handle(PeerGranted(A, 1), Micros(1))
+    claimant.handle(PeerDenied(B, 1, ErrorCode.TERM_CONFLICT, 5, 9000), Micros(2))
+    lost = claimant.handle(PeerSilent(C, 1), Micros(3))[0]
+    assert isinstance(lost, ClaimLost)
+    assert (lost.leased, lost.ungranted) == ((B,), (B, C))
 
 
 def now_round(claimant: Claimant) -> int:

@@ -315,6 +315,26 @@ async def test_of_two_that_want_the_same_peers_one_serves_and_the_other_stands_b
             await standby.wait_told("pipeline_ready")
 
 
+async def test_who_finds_all_peers_busy_with_the_model_says_so_and_answers_through_their_run(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        three = await served(mesh)
+        late = await mesh.join("late", three.hub, store=FakeModelStore(MODEL))
+        mesh.serve(late, MODEL, stage_count=3)
+        request = mesh.request()
+        assert await late.ask(request) == expected(request)
+        await trio.sleep(120)
+        assert late.told("pipeline_ready") == []
+        (waiting, *_) = (told["message"] for told in late.told("waiting_for_peers") if "3 stages" in told["message"])
+        assert "1 is here; 2 more peers hold the model for a run of another coordinator" in waiting
+        assert f"left out for {LEASE_S:.0f} s at most" in waiting
+        assert waiting.endswith("until then requests here are answered through that run")
+        assert not any("start" in told["message"] for told in late.told("waiting_for_peers"))
+        request = mesh.request()
+        assert await late.ask(request) == expected(request)
+
+
 async def test_a_peer_whose_stage_does_not_load_is_replaced(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         driver = await mesh.found("driver", store=FakeModelStore(MODEL))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from p2pmesh.base.limits import MAX_STAGES
-from p2pmesh.base.quantities import format_size
+from p2pmesh.base.quantities import MICROS_PER_SECOND, format_size
 from p2pmesh.core.planning.cutting import NEVER, CutTables, could_be_cut
 from p2pmesh.core.planning.outcome import (
     PeerReason,
@@ -27,11 +27,12 @@ def refuse_at_once(request: PlanRequest, considered: Considered) -> PlacementRef
         text = f"{wanted} stages need {wanted - 1} cuts, this family permits {len(model.cuts)}; ask for fewer"
         return _refusal(request, PlacementReason.NO_PERMITTED_CUT, text, could_peers_help=False)
     if not here:
-        text = "no peer offers memory (0 B in all); start one without --max-memory 0"
+        text = f"no peer offers memory (0 B in all); {_advice(request, 'start one without --max-memory 0')}"
         return _refusal(request, PlacementReason.NO_MEMORY_OFFERED, text, could_peers_help=True)
     if wanted is not None and wanted > here:
         present = "1 is" if here == 1 else f"{here} are"
-        text = f"{wanted} stages need {wanted} peers with memory, {present} here; start {wanted - here} more"
+        advice = _advice(request, f"start {wanted - here} more")
+        text = f"{wanted} stages need {wanted} peers with memory, {present} here; {advice}"
         return _refusal(request, PlacementReason.TOO_FEW_PEERS, text, could_peers_help=True)
     return None
 
@@ -53,9 +54,21 @@ def explain_shortage(
     text = (
         f"the model needs {format_size(tables.whole_bytes)}{parts} (context and lanes included), "
         f"{_offerers(len(considered.peers), caps)} {format_size(offered)}, {format_size(usable)} of it within head "
-        "room; add a peer, raise --max-memory, or lower --ctx-size or --lanes"
+        f"room; {_advice(request, 'add a peer, raise --max-memory, or lower --ctx-size or --lanes')}"
     )
     return _refusal(request, PlacementReason.MEMORY_SHORT, text, could_peers_help=True)
+
+
+def _advice(request: PlanRequest, otherwise: str) -> str:
+    """More peers are no help where there are enough of them, that serve the model already."""
+    out = request.left_out
+    if not out.peers:
+        return otherwise
+    which = "1 more peer holds" if out.peers == 1 else f"{out.peers} more peers hold"
+    them = "it is" if out.peers == 1 else "they are"
+    wait_s = -(-out.for_us // MICROS_PER_SECOND)
+    left_out = f"and {them} left out for {wait_s} s at most, then asked again"
+    return f"{which} the model for a run of another coordinator, {left_out}"
 
 
 def _offerers(count: int, caps: str) -> str:

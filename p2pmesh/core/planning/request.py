@@ -154,12 +154,21 @@ DEFAULT_TARGET_US = 33_000
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """So many more peers are here that no plan may rest on yet: they hold the model for a run of another coordinator,
+    and are asked again after ``for_us`` at most."""
+
+    peers: int = 0
+    for_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRequest:
     """A model, and the peers that may hold it.
 
     ``stage_count`` None is automatic; otherwise exactly so many stages (at least 1) on so many peers. The
     ``coordinator`` drives where it can. A peer that stands twice counts once, with its smaller offer. ``kept`` are
-    stages of an earlier placement that are still up.
+    stages of an earlier placement that are still up. Of those ``left_out`` a refusal tells.
     """
 
     model: PlanningModel
@@ -170,6 +179,7 @@ class PlanRequest:
     kept: tuple[PlannedStage, ...] = ()
     target_us: int = DEFAULT_TARGET_US
     policy: PlanningPolicy = field(default=DEFAULT_POLICY)
+    left_out: LeftOut = LeftOut()
 
     def __post_init__(self) -> None:
         if self.stage_count is not None and self.stage_count < 1:

@@ -25,6 +25,7 @@ from p2pmesh.core.planning.planner import plan_placement
 from p2pmesh.core.planning.pricing import Prices, compute_us
 from p2pmesh.core.planning.request import (
     DEFAULT_POLICY,
+    LeftOut,
     PlanningModel,
     PlanningPeer,
     PlanRequest,
@@ -321,6 +322,20 @@ def test_a_refusal_has_its_reason_its_numbers_and_says_whether_peers_could_help(
     assert all(number in refusal.text for number in numbers), refusal.text
     assert refusal.could_peers_help is could_peers_help
     assert len(refusal.peers) == len(asked.peers)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "1 more peer holds the model for a run of another coordinator, and it is left out for 15 s at most"),
+        (2, "2 more peers hold the model for a run of another coordinator, and they are left out for 15 s at most"),
+    ],
+)
+def test_no_peer_is_to_be_started_where_those_that_are_missing_serve_the_model_already(count: int, text: str) -> None:
+    for asked in (request(even(4), (90,), 3), request(even(4), (0,)), request(even(4, GIB), (GIB,))):
+        refusal = refused(replace(asked, left_out=LeftOut(count, 14_500_000)))
+        assert text in refusal.text
+        assert not any(advice in refusal.text for advice in ("start", "add a peer"))
 
 
 def test_each_peer_without_a_stage_is_told_with_its_reason() -> None:
