@@ -113,7 +113,9 @@ class MeteredStream:
         return data
 
     def receive_nowait(self, count: int) -> bytes | None:
-        """See ``ports.network``."""
+        """See ``ports.network``; what must wait for its turn is not read."""
+        if self._is_stage and not self._traffic.may_go(self._traffic.down):
+            return None
         data = self._stream.receive_nowait(count)
         if data is not None:
             self._traffic.note_received(count, is_first=self._is_stage)

@@ -70,7 +70,9 @@ async def test_what_comes_to_a_stage_is_read_no_faster_than_allowed(autojump_clo
     for _ in range(5):
         await stream.receive_exactly(CAP)
     assert round(trio.current_time() - began_s) == 3
+    assert stream.receive_nowait(4) is None  # then whoever reads waits
     traffic.limit(0, 0)
+    assert stream.receive_nowait(4) == bytes(4)
     await stream.receive_exactly(100 * CAP)
     await stream.receive_exactly(1)
     assert round(trio.current_time() - began_s) == 3
