@@ -4,6 +4,7 @@ Imports nothing of the package by itself: loading the commands takes a good part
 else end in a traceback.
 """
 
+import os
 import sys
 
 INTERRUPTED = 130
@@ -13,11 +14,25 @@ INTERRUPTED = 130
 def main() -> int:
     """Loads the command line and runs it; the exit code."""
     try:
+        _open_missing_streams()
         from p2pmesh.cli.main import main as run
 
         return run()
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _open_missing_streams() -> None:
+    """A parent may have closed stdin, stdout or stderr: the next file that is opened, such as a key, would get its
+    number, and be written to by every print of an engine."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process lives
 
 
 if __name__ == "__main__":

@@ -290,7 +290,9 @@ def _translation(action: str, error: OSError) -> P2PMeshError:
         return Refused(
             ErrorCode.DISK_FULL, f"{action}: the disk is full; free some space or use a --home on another disk"
         )
-    return ConfigError(ErrorCode.HOME_UNUSABLE, f"{action}: {error.strerror or error}")
+    return ConfigError(
+        ErrorCode.HOME_UNUSABLE, f"{action}: {error.strerror or error}; check its owner, or choose another --home"
+    )
 
 
 def require_free(directory: Path, size_bytes: int, disk: Disk) -> None:

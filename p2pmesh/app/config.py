@@ -57,6 +57,8 @@ MAX_IDLE_UNLOAD_S = 2_592_000
 MAX_REPLAN_AFTER_S = 86_400.0
 DEFAULT_CACHE_QUOTA_BYTES = 64 * GIB
 MIN_CACHE_QUOTA_BYTES = MIB
+MAX_MEMORY_BYTES = 2**53
+"""What announcements can carry."""
 MIN_RATE_CAP_BYTES_PER_S = 256 * KIB
 """Several transfers share a cap, and a peer that reads nothing for half a minute is given up."""
 
@@ -496,6 +498,8 @@ def _check_range(what: str, value: int, least: int, most: int) -> None:
 def _check_memory(options: UpOptions) -> None:
     if options.max_memory_bytes is not None and options.max_memory_bytes < 0:
         raise _invalid("--max-memory must not be negative")
+    if options.max_memory_bytes is not None and options.max_memory_bytes > MAX_MEMORY_BYTES:
+        raise _invalid(f"--max-memory must be at most {MAX_MEMORY_BYTES // GIB:,} GiB")
 
 
 def _check_wishes(options: UpOptions) -> None:
@@ -521,7 +525,7 @@ def _check_sharing(options: UpOptions) -> None:
         ("--download-limit", options.download_bytes_per_s),
     ):
         if rate is not None and not MIN_RATE_CAP_BYTES_PER_S <= rate <= MAX_DECODE_BYTES_PER_S:
-            raise _invalid(f"{name} must be at least 256KiB a second; a lower one would break transfers off")
+            raise _invalid(f"{name} must be 256KiB to 256TiB a second; a lower one would break transfers off")
     if options.niceness is not None:
         _check_range("--nice", options.niceness, 0, 19)
 

@@ -41,7 +41,7 @@ def read_run_file(home: Path) -> RunFile:
     except FileNotFoundError:
         raise _not_running(home) from None
     except OSError as error:
-        message = f"{home / FILE_NAME} cannot be read: {error.strerror}"
+        message = f"{home / FILE_NAME} cannot be read: {error.strerror}; check its owner, or give the node's --home"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
     record = _decode(data)
     if record is None or not is_process_alive(record.pid):

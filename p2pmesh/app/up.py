@@ -8,9 +8,7 @@ import gc
 import logging
 import os
 import secrets
-import signal
 import socket
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -66,6 +64,7 @@ from p2pmesh.app.ownership import OwnershipOptions, OwnershipWatch, check_owner_
 from p2pmesh.app.pool_options import PoolChoice
 from p2pmesh.app.pools import JOIN_S, Pools, check_relays, joined_event
 from p2pmesh.app.run_file import RunFile, remove_run_file, write_run_file
+from p2pmesh.app.signals import SignalOrders, obey_signals
 from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_NAME_BYTES
@@ -96,7 +95,6 @@ HTTP_DRAIN_S = HAND_OVER_S + 2 * DRAIN_S
 HTTP_END_S = LAST_EVENTS_S + 1.0
 FETCH_TOLD_EVERY_S = 1.0
 FOLDED_TOLD_EVERY_S = 10.0
-_HANG_UP = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 HUB_RETRY_FIRST_S = 30.0
 HUB_RETRY_LONGEST_S = 600.0
 
@@ -205,7 +203,8 @@ class _Command:
         """Until a signal; both HTTP ports answer before anything else is tried."""
         backend = NodeBackend()
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._stop_at_signal)
+            reload = None if self._settings is None else self._settings.reload_and_tell
+            await nursery.start(obey_signals, SignalOrders(self._stop, self._end_at_once, reload))
             self._start_http(nursery, backend)
             if self._options.serves_on_demand:
                 nursery.start_soon(tell_unusable, self._models.store, self._emit)
@@ -288,20 +287,13 @@ class _Command:
         with trio.move_on_after(HTTP_END_S):
             await self._http_ended.wait()
 
-    async def _stop_at_signal(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """The first signal drains, the second ends at once; SIGHUP is about the settings, unless it may mean that the
-        terminal is gone."""
-        hang_up = () if sys.stdout.isatty() or self._settings is None else _HANG_UP
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hang_up) as received:
-            task_status.started()
-            async for number in received:
-                if number in hang_up and self._settings is not None:
-                    await self._settings.reload_and_tell()
-                    continue
-                if self._shutdown.is_set():
-                    os._exit(130)
-                self._emit(Event(EventName.STOPPING))
-                self._shutdown.set()
+    def _stop(self) -> None:
+        self._emit(Event(EventName.STOPPING))
+        self._shutdown.set()
+
+    def _end_at_once(self) -> None:
+        remove_run_file(self._options.home, os.getpid())
+        os._exit(130)
 
     async def _open_node(self, stack: AsyncExitStack, standing: Standing) -> Node:
         listen, told = self._options.listen or every_interface(kept_port(self._options.home)), self._options.announce

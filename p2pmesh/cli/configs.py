@@ -13,7 +13,7 @@ from p2pmesh.app.config_file import ConfigMistakes, Reading
 from p2pmesh.cli.exit_codes import EXIT_CODES, OK
 from p2pmesh.cli.output import describe_reload, describe_table, printable
 from p2pmesh.cli.parser import build_parser, up_options
-from p2pmesh.cli.settings import Settings, as_rows, config_path, require_file
+from p2pmesh.cli.settings import Settings, as_rows, config_path, is_there, require_file
 
 
 def make_settings() -> Settings:
@@ -38,7 +38,7 @@ class FileOfUp:
 
     def merged(self) -> Namespace:
         """What ``up`` is asked for; ``ConfigError`` where the file makes no sense."""
-        if not self._path.exists():
+        if not is_there(self._path):
             return self._args
         settings = make_settings()
         return settings.merged(self._args, settings.typed(self._argv), settings.read(self._path))

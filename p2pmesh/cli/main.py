@@ -3,6 +3,7 @@
 Commands live in ``p2pmesh.app`` and are imported when they are run, so that ``--help`` stays fast.
 """
 
+import errno
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ from p2pmesh.app.config import (
     choose_home,
 )
 from p2pmesh.app.config_file import ConfigMistakes
-from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
+from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.config_parser import CONFIG_ACTIONS
@@ -35,7 +36,6 @@ from p2pmesh.cli.output import (
     JsonPrinter,
     PrettyPrinter,
     describe_value,
-    encode_event,
     printable,
 )
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
@@ -50,6 +50,8 @@ from p2pmesh.cli.parser import (
     chat_options,
     up_options,
 )
+
+_OF_PATHS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) -> int:
@@ -66,17 +68,27 @@ def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) 
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _silence_stdout()
         return BROKEN_PIPE
     except BaseExceptionGroup as raised:
         if raised.subgroup(KeyboardInterrupt) is not None:
             return INTERRUPTED
-        error = error_of(raised) if isinstance(raised, Exception) else None
-        if error is None:
-            raise
+        return _report(raised, args)
+    except (P2PMeshError, OSError) as error:
         return _report(error, args)
-    except P2PMeshError as error:
-        return _report(error, args)
+    finally:
+        _flush_stdout()
+
+
+def _about_place(error: OSError) -> P2PMeshError | None:
+    """A full disk, also one under stdout, or a path that cannot be used, in words; None for what is a bug."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = "" if error.filename is None else f" for {error.filename}"
+        text = f"the disk is full{place}: free some space, or write elsewhere"
+        return Refused(ErrorCode.DISK_FULL, text)
+    if error.filename is not None and error.errno in _OF_PATHS:
+        text = f"{error.filename} cannot be used: {error.strerror}; check its path and its owner"
+        return ConfigError(ErrorCode.CONFIG_INVALID, text)
+    return None
 
 
 def _command_name(args: Namespace) -> str:
@@ -84,8 +96,16 @@ def _command_name(args: Namespace) -> str:
     return f"{args.command} {action}" if action else str(args.command)
 
 
-def _report(error: P2PMeshError, args: Namespace) -> int:
-    """One line on stderr, or one for each mistake of a file; and an event on stdout where a program reads that."""
+def _report(raised: BaseException, args: Namespace) -> int:
+    """One line on stderr, or one for each mistake of a file; and an event on stdout where a program reads that.
+
+    Raises again what is a bug.
+    """
+    error = _about_place(raised) if isinstance(raised, OSError) else None
+    if error is None and isinstance(raised, Exception):
+        error = error_of(raised)
+    if error is None:
+        raise raised
     if isinstance(error, ConfigMistakes):
         told = tuple(error.told())
     else:
@@ -93,13 +113,19 @@ def _report(error: P2PMeshError, args: Namespace) -> int:
     for line, pointers in told:
         sys.stderr.write(f"p2pmesh: {printable(line)}\n" + "".join(f"  {printable(one)}\n" for one in pointers))
     if getattr(args, "log_format", None) == LogFormat.JSON.value:
-        sys.stdout.write(encode_event(events.error(error)) + "\n")
-        sys.stdout.flush()
+        JsonPrinter(sys.stdout).emit(events.error(error))
     return EXIT_CODES[error.code]
 
 
-def _silence_stdout() -> None:
-    """Keeps the interpreter from failing once more when it flushes stdout at exit."""
+def _flush_stdout() -> None:
+    """Keeps the interpreter from failing once more, with a code of its own, when it flushes stdout at exit."""
+    try:
+        sys.stdout.flush()
+        return
+    except ValueError:
+        return  # closed
+    except OSError:
+        pass
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

@@ -79,6 +79,8 @@ class _Lines:
             self._stream.flush()
         except (BrokenPipeError, ValueError):  # ValueError: the stream was closed
             self._is_open = False
+        except OSError:  # a full disk under a log, a terminal that went: this line is lost, the next may be written
+            return
 
 
 def encode_event(event: Event) -> str:

@@ -57,7 +57,7 @@ class FetchLine:
         try:
             self._out.write(text)
             self._out.flush()
-        except (BrokenPipeError, ValueError):  # nobody looks any more
+        except (OSError, ValueError):  # nobody looks any more, or the disk is full
             self._is_drawn = False
 
 

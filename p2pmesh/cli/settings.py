@@ -163,9 +163,18 @@ def config_path(args: argparse.Namespace) -> Path:
     return Path(given) if given else choose_home(args.home) / CONFIG_NAME
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or directory; ``ConfigError`` where that cannot be seen."""
+    try:
+        return path.exists()
+    except OSError as error:
+        text = f"{path} cannot be looked for: {error.strerror}; check its owner, or choose another --home"
+        raise ConfigError(ErrorCode.HOME_UNUSABLE, text) from None
+
+
 def require_file(path: Path) -> Path:
     """Refuses a file that was named and is not there."""
-    if not path.is_file():
+    if not is_there(path) or not path.is_file():
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"{path} is no file; write settings into it, or leave it away")
     return path
 

@@ -352,3 +352,67 @@ def test_a_malformed_multiaddr_is_pointed_at(capsys: pytest.CaptureFixture[str],
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'config.toml'}:2: listen: --listen '{wrong}' is not a multiaddr")
     assert lines[1:] == [f"  {wrong}", "       ^^^^^^^^^"]
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_a_stream_that_was_closed_is_replaced_before_a_file_takes_its_number(closed: tuple[int, ...]) -> None:
+    code = (
+        "import os, sys\n"
+        "import p2pmesh.__main__ as entry, p2pmesh.cli.main as commands\n"
+        f"commands.main = lambda: print('to nobody') or 10 * (sys.stdin is not None) + os.open({str(__file__)!r}, 0)\n"
+        "sys.exit(entry.main())\n"
+    )
+    shut = " ".join(f"{number}>&-" if number else "<&-" for number in closed)
+    command = ["sh", "-c", f'exec "$0" -c "$1" {shut}', sys.executable, code]
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (13, b"")
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize(
+    ("arguments", "code", "lines"),
+    [
+        (("models", "list"), 49, 1),
+        (("up", "--join", "nonsense", "--log-format", "json"), 30, 1),
+    ],
+)
+def test_a_full_disk_under_stdout_is_one_line(
+    arguments: tuple[str, ...], code: int, lines: int, tmp_path: Path
+) -> None:
+    with FULL.open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "p2pmesh", *arguments, "--home", str(tmp_path)],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert ended.returncode == code, ended.stderr
+    assert len(ended.stderr.splitlines()) == lines
+    assert ended.stderr.startswith("p2pmesh: ")
+
+
+@pytest.mark.parametrize("command", ["up", "status", "config show", "models list"])
+def test_a_home_whose_name_is_too_long(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--home", "/tmp/" + "a" * 300]) == 20
+    assert "File name too long" in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_about_a_path_is_one_line(run_up: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run_up(raising(PermissionError(13, "Permission denied", "/somewhere")))
+    assert main(["up"]) == 2
+    assert capsys.readouterr().err == (
+        "p2pmesh: /somewhere cannot be used: Permission denied; check its path and its owner\n"
+    )
+    run_up(raising(OSError(28, "No space left on device")))
+    assert main(["up"]) == 49
+    assert capsys.readouterr().err == "p2pmesh: the disk is full: free some space, or write elsewhere\n"
+    run_up(raising(ConnectionResetError(104, "Connection reset by peer")))
+    with pytest.raises(ConnectionResetError):
+        main(["up"])
+
+
+def test_more_memory_than_can_be_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert up("--max-memory", "8192TiB").max_memory_bytes == 2**53
+    assert main(["up", "--max-memory", "8193TiB"]) == 2
+    assert capsys.readouterr().err == "p2pmesh: --max-memory must be at most 8,388,608 GiB\n"

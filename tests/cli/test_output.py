@@ -148,6 +148,25 @@ def test_a_reader_that_left_does_not_end_the_node() -> None:
     assert stream.writes == 1
 
 
+class FullDisk(io.StringIO):
+    """A log on a disk that is full for one line."""
+
+    is_full = True
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            self.is_full = False
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_goes_on() -> None:
+    printer = JsonPrinter(stream := FullDisk())
+    printer.emit(events.invite("a"))
+    printer.emit(events.invite("b"))
+    assert stream.getvalue() == '{"event":"invite","invite":"b"}\n'
+
+
 def test_values_are_indented() -> None:
     value = {"a": 1, "b": {"c": [1, 2], "d": None}, "e": [{"f": "x\n"}], "g": {}}
     assert list(describe_value(value)) == [

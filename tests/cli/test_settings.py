@@ -210,8 +210,8 @@ def test_caps_and_their_mistakes(home: Path) -> None:
     assert (wishes.max_layers, options.niceness) == (5, 10)
     told = [text for _, text in mistakes(home, "upload_limit = 1\ndownload_limit = 0\nmax_clients = -1\nnice = 20\n")]
     assert told == [
-        "upload_limit: --upload-limit must be at least 256KiB a second; a lower one would break transfers off",
-        "download_limit: --download-limit must be at least 256KiB a second; a lower one would break transfers off",
+        "upload_limit: --upload-limit must be 256KiB to 256TiB a second; a lower one would break transfers off",
+        "download_limit: --download-limit must be 256KiB to 256TiB a second; a lower one would break transfers off",
         "max_clients: --max-clients must be 0 (no cap) to 65536, not -1",
         "nice: --nice must be 0 to 19, not 20",
     ]

@@ -40,6 +40,12 @@ class TcpAddress:
         return Multiaddr(f"/{self.protocol}/{self.host}/tcp/{self.port}")
 
 
+_LISTEN_FAULTS = {
+    errno.EACCES: "ports below 1024 need privileges",
+    errno.EADDRNOTAVAIL: "this machine has no such address; one that a router forwards goes to --announce",
+}
+
+
 def parse_tcp_address(text: str) -> TcpAddress:
     """The parts of a multiaddr; ``ConfigError(ADDRESS_INVALID)`` with what is wrong."""
     if len(text.encode()) > MAX_ADDRESS_BYTES:
@@ -134,8 +140,7 @@ def _check_free(text: str, address: TcpAddress) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise port_in_use(text) from error
-        reason = "ports below 1024 need privileges" if error.errno == errno.EACCES else str(error.strerror or error)
-        raise _invalid(text, reason) from error
+        raise _invalid(text, _LISTEN_FAULTS.get(error.errno or 0, str(error.strerror or error))) from error
 
 
 def port_in_use(text: str) -> ConfigError:
