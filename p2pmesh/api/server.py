@@ -13,6 +13,7 @@ import socket
 from functools import partial
 from typing import Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
@@ -25,7 +26,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from starlette.types import ASGIApp
 
-from p2pmesh.api.exchange import SEND_DEADLINE_S, Drain
+from p2pmesh.api.errors import INVALID_REQUEST
+from p2pmesh.api.exchange import SEND_DEADLINE_S, Drain, encode_json
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.limits import MAX_HTTP2_STREAMS, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEADER_BYTES
 
@@ -120,6 +122,19 @@ class DeadlineStream:
         self.socket.close()
 
 
+_UNREADABLE = {
+    431: f"the headers are larger than {MAX_HTTP_HEADER_BYTES // 1024} KiB; send fewer or shorter ones",
+    501: "the body has a transfer-encoding that is not read here; send it chunked, or with a content-length",
+}
+
+
+def _unreadable(status: int) -> dict[str, Any]:
+    """What a client is told of a request that h11 could not read, by the status that h11 gives it."""
+    told = "this is not a request of HTTP/1.1 or HTTP/2; TLS is not spoken here, so the URL begins with http://"
+    message = _UNREADABLE.get(status, told)
+    return {"message": message, "type": INVALID_REQUEST, "param": None, "code": "request_unreadable"}
+
+
 class _Http1Protocol(H11Protocol):  # type: ignore[misc]
     """HTTP/1.1, which ends where a client that knows HTTP/2 begins with its preface."""
 
@@ -127,6 +142,27 @@ class _Http1Protocol(H11Protocol):  # type: ignore[misc]
         """An offered upgrade to h2c is passed over: it would begin in the middle of a request."""
         if (event.method, event.target, event.http_version) == (b"PRI", b"*", b"2.0"):
             await super()._check_protocol(event)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """An offer to become a WebSocket is passed over too: there are none, and its refusal could not say so."""
+        headers = [one for one in request.headers.raw_items() if one[0].lower() != b"upgrade"]
+        plain = h11.Request(
+            method=request.method, headers=headers, target=request.target, http_version=request.http_version
+        )
+        await super()._create_stream(plain)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Of a request that cannot be read, so that no application was asked: in the shape of all other errors."""
+        body = encode_json({"error": _unreadable(status_code)}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
 
 
 class _Http2Protocol(H2Protocol):  # type: ignore[misc]

@@ -274,7 +274,7 @@ def request_of(asked: Generate) -> GenerationRequest:
 def chat_message_of(entry: MessageEntry) -> ChatMessage:
     """A message as it came."""
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in entry.calls)
-    return ChatMessage(entry.role, entry.content, calls, entry.answers)
+    return ChatMessage(entry.role, entry.content, calls, entry.answers, entry.name)
 
 
 def tool_use_entry_of(tools: ToolUse) -> ToolUseEntry:
@@ -292,7 +292,7 @@ def tool_use_of(entry: ToolUseEntry) -> ToolUse:
 def message_entry_of(message: ChatMessage) -> MessageEntry:
     """A message as it travels."""
     calls = tuple(CallEntry(call.id, call.name, call.arguments) for call in message.calls)
-    return MessageEntry(message.role, message.content, calls, message.answers)
+    return MessageEntry(message.role, message.content, calls, message.answers, message.name)
 
 
 def _generate_of(request: GenerationRequest) -> Generate:

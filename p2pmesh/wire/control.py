@@ -484,6 +484,7 @@ class MessageEntry:
     content: str = declared(Text(MAX_TEXT_BYTES))
     calls: tuple[CallEntry, ...] = declared(ListOf(Record(CallEntry), MAX_TOOLS), ())
     answers: str = declared(Text(MAX_TOOL_NAME_BYTES), "")
+    name: str = declared(Text(MAX_TOOL_NAME_BYTES, is_line), "")
 
 
 @dataclass(frozen=True, slots=True)

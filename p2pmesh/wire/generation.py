@@ -107,13 +107,15 @@ class ToolCall:
 class ChatMessage:
     """One message of a conversation, its content as plain text.
 
-    ``calls`` are an assistant's; ``answers`` is the id of the call that a tool's message answers.
+    ``calls`` are an assistant's; ``answers`` is the id of the call that a tool's message answers. ``name`` tells
+    participants of one role apart, where the chat template shows it; empty where it was not given.
     """
 
     role: str
     content: str
     calls: tuple[ToolCall, ...] = ()
     answers: str = ""
+    name: str = ""
 
 
 class ToolChoice(StrEnum):

@@ -491,10 +491,38 @@ async def test_a_connection_too_many_is_closed() -> None:
             assert await second.receive_some(1) == b""
 
 
-async def test_endless_headers_are_cut_off() -> None:
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "said"),
+    [
+        (b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HTTP_HEADER_BYTES + 1), 431, "64 KiB"),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400, "not a request"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "not a request"),
+        (b"\x16\x03\x01\x02\r\n\r\n", 400, "http://"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 501, "transfer-encoding"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_in_the_shape_of_all_errors(
+    request_bytes: bytes, status: int, said: str
+) -> None:
     async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
-        await client.send_all(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HTTP_HEADER_BYTES + 1))
-        assert (await read_to_end(client)).startswith(b"HTTP/1.1 431")
+        await client.send_all(request_bytes)
+        head, _, body = (await read_to_end(client)).partition(b"\r\n\r\n")
+        error = json.loads(body)["error"]
+        assert head.startswith(b"HTTP/1.1 %d" % status)
+        assert b"content-type: application/json" in head
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert said in error["message"]
+
+
+async def test_a_websocket_is_told_what_there_is_instead() -> None:
+    offer = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as client:
+        await client.send_all(b"GET /v1/responses HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+        answer = await read_until(client, b"}}")
+        assert answer.startswith(b"HTTP/1.1 405")
+        assert b"send POST" in answer
+        await client.send_all(raw_request(is_streamed=False))
+        assert (await read_until(client, b"}}")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.core.tool_calls.formats import find_format
 from p2pmesh.core.tool_calls.reading import CallReader
 from p2pmesh.core.tool_calls.tools import Tool, encode_tools
+from p2pmesh.node.exchanges import chat_message_of, message_entry_of
 from p2pmesh.wire.generation import (
     ChatMessage,
     GenerationEvent,
     GenerationRequest,
     GenerationStarted,
     Prompt,
+    ToolCall,
     ToolChoice,
     ToolUse,
 )
@@ -30,6 +32,11 @@ USE = ToolUse(encode_tools((Tool("weather", "of a city", {**CITY, "required": ["
 def request_of(mesh: Mesh, **fields) -> GenerationRequest:
     prompt = Prompt(messages=(ChatMessage("user", "Weather?"),))
     return replace(mesh.request(max_tokens=150), prompt=prompt, **fields)
+
+
+def test_a_message_arrives_as_it_left() -> None:
+    message = ChatMessage("assistant", "so", (ToolCall("c", "now", "{}"),), "d", "Bob")
+    assert chat_message_of(message_entry_of(message)) == message
 
 
 def text_of(events: list[GenerationEvent]) -> str:

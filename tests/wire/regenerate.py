@@ -427,7 +427,7 @@ def control_messages() -> list[tuple[str, Any]]:
     greedy = control.SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
     chat = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
     called = (
-        control.MessageEntry("user", "Weather?"),
+        control.MessageEntry("user", "Weather?", name="Ann"),
         control.MessageEntry("assistant", "", (control.CallEntry("call_1", "get_weather", '{"city":"Bern"}'),)),
         control.MessageEntry("tool", "rain", (), "call_1"),
     )
@@ -834,6 +834,9 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "generate with a call without arguments": {"messages": [{**ASKED, "calls": [{"id": "1", "name": "f"}]}]},
         "generate with 129 calls in a message": {"messages": [{**ASKED, "calls": [CALL] * 129}]},
         "generate with an answered call of nil": {"messages": [{**ASKED, "answers": None}]},
+        "generate with a participant of nil": {"messages": [{**ASKED, "name": None}]},
+        "generate with a participant of two lines": {"messages": [{**ASKED, "name": "a\nb"}]},
+        "generate with a participant of 65 bytes": {"messages": [{**ASKED, "name": "b" * 65}]},
     }),
     ("started with tools", {
         "started with a call format of 33 bytes": {"call_format": "x" * 33},

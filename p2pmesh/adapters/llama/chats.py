@@ -11,13 +11,20 @@ from p2pmesh.wire.generation import ChatMessage, ToolCall, ToolUse
 def message_fields(message: ChatMessage) -> dict[str, Any]:
     """A message for the socket pair."""
     calls = [[call.id, call.name, call.arguments] for call in message.calls]
-    return {"role": message.role, "content": message.content, "calls": calls, "answers": message.answers}
+    facts = {"calls": calls, "answers": message.answers, "name": message.name}
+    return {"role": message.role, "content": message.content, **facts}
 
 
 def read_messages(fields: list[dict[str, Any]]) -> list[ChatMessage]:
     """What ``message_fields`` wrote."""
     return [
-        ChatMessage(one["role"], one["content"], tuple(ToolCall(*call) for call in one["calls"]), one["answers"])
+        ChatMessage(
+            one["role"],
+            one["content"],
+            tuple(ToolCall(*call) for call in one["calls"]),
+            one["answers"],
+            one["name"],
+        )
         for one in fields
     ]
 

@@ -35,8 +35,9 @@ from p2pmesh.api.openai.tools import (
     show_delta,
 )
 from p2pmesh.base.errors import P2PMeshError
-from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOP_LOGPROBS
+from p2pmesh.base.limits import MAX_CHAT_MESSAGES, MAX_TEXT_BYTES, MAX_TOOL_NAME_BYTES, MAX_TOP_LOGPROBS
 from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationRequest, GenerationStarted, Prompt
+from p2pmesh.wire.schema import is_line
 
 CHAT_IMPLEMENTED = IMPLEMENTED | {
     "messages",
@@ -50,7 +51,7 @@ CHAT_IMPLEMENTED = IMPLEMENTED | {
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _UNSUPPORTED_ROLES = frozenset({"function"})
-_OF_ROLE = {"assistant": "tool_calls", "tool": "tool_call_id"}
+_OF_ROLE = {"assistant": ("tool_calls", "refusal"), "tool": ("tool_call_id",)}
 """What a message of a role may hold besides."""
 _EMPTY_IN_HISTORY = frozenset({"tool_calls", "annotations"})
 _KEPT_OUT_OF_HISTORY = frozenset({"reasoning_content", "reasoning"})
@@ -142,10 +143,30 @@ def _read_message(message: Fields) -> ChatMessage:
     if role not in _ROLES:
         raise invalid_parameter(role_param, f"{role_param} must be one of {', '.join(_ROLES)}")
     _check_message_names(message)
-    content = _read_content(message, may_be_null=role == "assistant")
+    said = (_read_content(message, may_be_null=role == "assistant"), _read_refusal(message))
+    content = "\n".join(text for text in said if text)
+    name = _read_name(message)
     if role == "tool":
-        return ChatMessage(role, content, answers=read_answered(message))
-    return ChatMessage(_ROLES[role], content, read_calls(message) if role == "assistant" else ())
+        return ChatMessage(role, content, answers=read_answered(message), name=name)
+    return ChatMessage(_ROLES[role], content, read_calls(message) if role == "assistant" else (), name=name)
+
+
+def _read_refusal(message: Fields) -> str:
+    """What an assistant said instead of an answer: models of others tell it apart, chat templates do not."""
+    if not message.has("refusal"):
+        return ""
+    return check_text(message.values["refusal"], message.param("refusal"), MAX_TEXT_BYTES, may_be_empty=True)
+
+
+def _read_name(message: Fields) -> str:
+    """Of the participant, or of the function that a tool's message is from; for the chat template."""
+    if not message.values.get("name"):
+        return ""
+    param = message.param("name")
+    name = check_text(message.values["name"], param, MAX_TOOL_NAME_BYTES)
+    if not is_line(name):
+        raise invalid_parameter(param, f"{param} must be one line of text")
+    return name
 
 
 def _check_message_names(message: Fields) -> None:
@@ -154,7 +175,7 @@ def _check_message_names(message: Fields) -> None:
             check_text(value, message.param(name), MAX_TEXT_BYTES, may_be_empty=True)
             continue
         is_empty = value is None or (name in _EMPTY_IN_HISTORY and value == [])
-        known = {"role", "content", _OF_ROLE.get(str(message.values.get("role")))}
+        known = {"role", "content", "name", *_OF_ROLE.get(str(message.values.get("role")), ())}
         if name not in known and not is_empty:
             param = message.shown_param(name)
             raise unsupported_parameter(param, f"{param} is not supported")
@@ -179,6 +200,9 @@ def _read_content(message: Fields, *, may_be_null: bool) -> str:
 
 def _read_part(part: Fields) -> str:
     kind = part.required_text("type", 64)
+    if kind == "refusal":
+        check_names(part, frozenset({"type", "refusal"}), {})
+        return check_text(part.values.get("refusal"), part.param("refusal"), MAX_TEXT_BYTES, may_be_empty=True)
     if kind != "text":
         raise unsupported_parameter(part.param("type"), f"{part.param('type')} {kind!r} is not supported, only 'text'")
     check_names(part, frozenset({"type", "text"}), {})

@@ -33,6 +33,7 @@ from p2pmesh.api.openai.parameters import HARMLESS, Harmless, check_names, read_
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_HIDDEN_SIZE, MAX_TEXT_BYTES
 from p2pmesh.core.affinity import Asker
+from p2pmesh.core.auto_model import AUTO
 from p2pmesh.wire.generation import GenerationDelta, GenerationRequest, GenerationStarted, Prompt, SamplingParameters
 
 MAX_INPUTS = 2048
@@ -63,11 +64,20 @@ def parse_embeddings(body: dict[str, Any]) -> EmbeddingCall:
     if encoding not in _FORMATS:
         raise invalid_parameter("encoding_format", f"encoding_format must be one of {', '.join(_FORMATS)}")
     return EmbeddingCall(
-        read_model(fields),
+        _read_one_model(fields),
         _read_inputs(fields),
         encoding == "base64",
         fields.integer("dimensions", 1, MAX_HIDDEN_SIZE),
     )
+
+
+def _read_one_model(fields: Fields) -> str:
+    """By name: ``auto`` chooses anew for each input, and vectors of different models do not compare."""
+    model = read_model(fields)
+    if model == AUTO:
+        text = f"{AUTO} may take another model for each text, whose vectors do not compare; name one that is served"
+        raise invalid_parameter("model", text)
+    return model
 
 
 def _read_inputs(fields: Fields) -> tuple[Prompt, ...]:

@@ -196,6 +196,9 @@ def _read_content(item: Fields, name: str) -> str:
 
 def _read_part(part: Fields) -> str:
     kind = part.required_text("type", 64)
+    if kind == "refusal":  # of an earlier answer, which was this instead
+        check_names(part, frozenset({"type", "refusal"}), {})
+        return check_text(part.values.get("refusal"), part.param("refusal"), MAX_TEXT_BYTES, may_be_empty=True)
     if kind not in _TEXT_PARTS:
         param = part.param("type")
         raise unsupported_parameter(param, f"{param} {kind!r} is not supported, only {', '.join(_TEXT_PARTS)}")

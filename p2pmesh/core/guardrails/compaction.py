@@ -68,5 +68,5 @@ def fits(prompt_tokens: int, context_tokens: int, policy: GuardrailPolicy) -> bo
 
 
 def _size(message: ChatMessage) -> int:
-    texts = [message.content, *(text for call in message.calls for text in (call.name, call.arguments))]
+    texts = [message.content, message.name, *(text for call in message.calls for text in (call.name, call.arguments))]
     return sum(len(text.encode("utf-8", "replace")) for text in texts)

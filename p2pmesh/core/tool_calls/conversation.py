@@ -22,7 +22,7 @@ def show_natively(messages: Sequence[ChatMessage], form: CallFormat) -> list[Sho
 def show_plainly(messages: Sequence[ChatMessage], tools: Sequence[Shown], form: CallFormat) -> list[Shown]:
     """For a template that knows none: tools in the first message, calls and their answers as text.
 
-    Messages of one role that follow one another are joined, since many templates insist that roles take turns.
+    Messages of one role and name that follow one another are joined: many templates insist that roles take turns.
     """
     shown = [_plain(message, form) for message in messages]
     if tools:
@@ -33,7 +33,7 @@ def show_plainly(messages: Sequence[ChatMessage], tools: Sequence[Shown], form: 
             shown.insert(0, {"role": "system", "content": lesson})
     joined: list[Shown] = []
     for message in shown:
-        if joined and joined[-1]["role"] == message["role"] != "system":
+        if joined and _author(joined[-1]) == _author(message) and message["role"] != "system":
             joined[-1]["content"] += f"\n{message['content']}"
         else:
             joined.append(message)
@@ -44,12 +44,21 @@ def without_system(shown: Sequence[Shown]) -> list[Shown]:
     """The same for a template that refuses the role: what it says stands before the first message of the user."""
     if len(shown) < 2 or shown[0]["role"] != "system" or shown[1]["role"] != "user":
         return list(shown)
-    first = {"role": "user", "content": f"{shown[0]['content']}\n\n{shown[1]['content']}"}
+    first = {**shown[1], "content": f"{shown[0]['content']}\n\n{shown[1]['content']}"}
     return [first, *shown[2:]]
 
 
+def _author(shown: Shown) -> tuple[str, str]:
+    return shown["role"], shown.get("name", "")
+
+
+def _named(message: ChatMessage) -> Shown:
+    """Templates ask whether there is a name, so that none must be no empty one."""
+    return {"name": message.name} if message.name else {}
+
+
 def _native(message: ChatMessage, names: dict[str, str], form: CallFormat) -> Shown:
-    shown: Shown = {"role": message.role, "content": message.content}
+    shown: Shown = {"role": message.role, "content": message.content, **_named(message)}
     if message.calls:
         shown["tool_calls"] = [
             {
@@ -60,7 +69,8 @@ def _native(message: ChatMessage, names: dict[str, str], form: CallFormat) -> Sh
             for call in message.calls
         ]
     if message.role == "tool":
-        shown |= {"tool_call_id": _id(message.answers, form), "name": names.get(message.answers, "")}
+        name = names.get(message.answers, message.name)
+        shown |= {"tool_call_id": _id(message.answers, form), "name": name}
     return shown
 
 
@@ -82,8 +92,9 @@ def _plain(message: ChatMessage, form: CallFormat) -> Shown:
     if message.role == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"}
     if message.calls:
-        return {"role": message.role, "content": f"{message.content}\n{form.write(message.calls)}".strip()}
-    return {"role": message.role, "content": message.content}
+        text = f"{message.content}\n{form.write(message.calls)}".strip()
+        return {"role": message.role, "content": text, **_named(message)}
+    return {"role": message.role, "content": message.content, **_named(message)}
 
 
 def _teach(tools: Sequence[Shown], form: CallFormat) -> str:

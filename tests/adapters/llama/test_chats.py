@@ -81,6 +81,13 @@ REFUSES_SYSTEM = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_e
 {%- if m.content is not string %}{{ raise_exception('no text') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"""
 
 
+def test_a_template_that_shows_names_is_given_them(stage):
+    shows_names = "{% for m in messages %}[{{ m.name or m.role }}]{{ m.content }}{% endfor %}"
+    vocabulary = Vocabulary(Templated(stage, shows_names))
+    turns = (ChatMessage("user", "Hi", name="Ann"), ChatMessage("assistant", "Hello"))
+    assert vocabulary.render_chat([message_fields(turn) for turn in turns]) == "[Ann]Hi[assistant]Hello"
+
+
 def test_a_models_own_template_shows_tools_calls_and_answers(stage):
     vocabulary = Vocabulary(Templated(stage, KNOWS_TOOLS))
     assert vocabulary.call_format == "hermes"

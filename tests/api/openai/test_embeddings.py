@@ -72,6 +72,7 @@ async def test_a_vector_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({"model": "auto"}, "model"),
         ({"input": None}, "input"),
         ({"input": ""}, "input"),
         ({"input": []}, "input"),

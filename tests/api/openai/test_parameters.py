@@ -18,7 +18,7 @@ from p2pmesh.api.openai.parameters import (
     Call,
 )
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
-from p2pmesh.wire.generation import ChatMessage
+from p2pmesh.wire.generation import ChatMessage, ToolCall
 
 ID = bytes(16)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -212,6 +212,25 @@ def test_roles_and_contents() -> None:
     )
 
 
+def test_names_and_what_was_refused_stay_in_the_conversation() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    assert messages_of(
+        {"role": "user", "name": "Ann", "content": "hi"},
+        {"role": "user", "name": None, "content": "hi"},
+        {"role": "assistant", "content": None, "refusal": "not that"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I"}, {"type": "refusal", "refusal": "may not"}]},
+        {"role": "assistant", "name": "Bob", "tool_calls": [call]},
+        {"role": "tool", "name": "now", "tool_call_id": "c", "content": "noon"},
+    ) == (
+        ChatMessage("user", "hi", name="Ann"),
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", "not that"),
+        ChatMessage("assistant", "I\nmay not"),
+        ChatMessage("assistant", "", (ToolCall("c", "now", "{}"),), name="Bob"),
+        ChatMessage("tool", "noon", answers="c", name="now"),
+    )
+
+
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [
@@ -223,7 +242,16 @@ def test_roles_and_contents() -> None:
         ({"role": "user"}, ErrorCode.REQUEST_INVALID, "messages[1].content"),
         ({"role": "user", "content": 5}, ErrorCode.REQUEST_INVALID, "messages[1].content"),
         ({"role": "user", "content": []}, ErrorCode.REQUEST_INVALID, "messages[1].content"),
-        ({"role": "user", "content": "x", "name": "bob"}, ErrorCode.PARAMETER_UNSUPPORTED, "messages[1].name"),
+        ({"role": "user", "content": "x", "name": 5}, ErrorCode.REQUEST_INVALID, "messages[1].name"),
+        ({"role": "user", "content": "x", "name": "a\nb"}, ErrorCode.REQUEST_INVALID, "messages[1].name"),
+        ({"role": "user", "content": "x", "name": "b" * 65}, ErrorCode.REQUEST_INVALID, "messages[1].name"),
+        ({"role": "user", "content": "x", "refusal": "no"}, ErrorCode.PARAMETER_UNSUPPORTED, "messages[1].refusal"),
+        ({"role": "assistant", "refusal": 5}, ErrorCode.REQUEST_INVALID, "messages[1].refusal"),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]},
+            ErrorCode.PARAMETER_UNSUPPORTED,
+            "messages[1].content[0].text",
+        ),
         (
             {"role": "assistant", "content": None, "tool_calls": [{}]},
             ErrorCode.REQUEST_INVALID,

@@ -179,6 +179,7 @@ def test_a_conversation_of_items_is_one_of_messages() -> None:
                 "content": [{"type": "output_text", "text": "two", "annotations": [], "logprobs": []}],
             },
             {"role": "user", "content": "three"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "not that"}]},
         ],
         reasoning={"effort": "low"},
         text={"format": {"type": "text"}},
@@ -189,6 +190,7 @@ def test_a_conversation_of_items_is_one_of_messages() -> None:
         ChatMessage("user", "one"),
         ChatMessage("assistant", "two"),
         ChatMessage("user", "three"),
+        ChatMessage("assistant", "not that"),
     )
     assert call.request.prompt.reasoning_effort == "low"
 

@@ -24,6 +24,22 @@ def test_a_template_that_knows_tools_gets_openais_shape_with_objects():
     assert tool == {"role": "tool", "content": "rain", "tool_call_id": "call_1", "name": "weather"}
 
 
+def test_names_of_participants_reach_templates_and_keep_them_apart():
+    asked = (ChatMessage("user", "Hi", name="Ann"), ChatMessage("user", "Me too", name="Bob"), ChatMessage("user", "!"))
+    apart = [
+        {"role": "user", "content": "Hi", "name": "Ann"},
+        {"role": "user", "content": "Me too", "name": "Bob"},
+        {"role": "user", "content": "!"},
+    ]
+    assert show_natively(asked, HERMES) == show_plainly(asked, [], PLAIN) == apart
+    lone = ChatMessage("tool", "rain", answers="call_9", name="weather")
+    assert show_natively((lone,), HERMES)[0]["name"] == "weather"
+    answer = ChatMessage("tool", "x", answers="call_2", name="weather")
+    assert show_natively((*TURNS[:2], answer), HERMES)[2]["name"] == "now"
+    told = without_system([{"role": "system", "content": "S"}, apart[0]])
+    assert told == [{"role": "user", "content": "S\n\nHi", "name": "Ann"}]
+
+
 def test_mistral_gets_ids_of_the_length_that_it_takes():
     _, assistant, tool, _ = show_natively(TURNS, MISTRAL)
     assert len(tool["tool_call_id"]) == 9
