@@ -21,7 +21,7 @@ from p2pmesh.app.chaos_faults import ENDS_NODE, Case, Fault, FaultKind, choose_c
 from p2pmesh.app.chaos_memory import MemoryWatch
 from p2pmesh.app.chaos_overlay import ChaosOverlay
 from p2pmesh.app.chaos_report import Struck, Tally, describe_chaos, describe_memory
-from p2pmesh.app.chaos_requests import ANSWER_S, QUESTIONS, ask, question
+from p2pmesh.app.chaos_requests import ANSWER_S, QUESTIONS, ask, ask_undisturbed, question
 from p2pmesh.app.config import ChaosOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ErrorCode, Refused
@@ -50,15 +50,16 @@ def run_chaos(options: ChaosOptions, out: TextIO) -> int:
     model = trio.run(open_access(options.home).store.resolve, options.model or DEMO_MODEL)
     check_fits(model, options)
     scratch = Path(tempfile.mkdtemp(prefix="p2pmesh-chaos-"))
-    tally = Tally()
+    tally, is_whole = Tally(), False
     show = (lambda _: None) if options.is_json else (lambda line: _write(out, line))
     chaos = _Chaos(options, tally, show)
     try:
         trio.run(chaos.run, model, scratch)
+        is_whole = True
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         if tally.requests:
-            report = chaos.report()
+            report = chaos.report() | {"is_whole": is_whole}
             for line in [json.dumps(report, indent=2)] if options.is_json else describe_chaos(report):
                 _write(out, line)
     return 0 if tally.is_good else 1
@@ -94,15 +95,17 @@ class _Chaos:
 
     async def run(self, model: ModelFile, scratch: Path) -> None:
         """Whatever happens, no process is left; homes lie in ``scratch``."""
-        cache = self._options.home / "cache" / "engine"
+        options = self._options
+        self._show(f"starting {1 + options.stages + options.spares} nodes with {model.name}; this may take minutes")
+        cache = options.home / "cache" / "engine"
         async with open_nodes(scratch, cache) as nodes, trio.open_nursery() as nursery:
-            overlay = ChaosOverlay(self._options, nodes, nursery, self._tally, self._show)
+            overlay = ChaosOverlay(options, nodes, nursery, self._tally, self._show)
             url = await overlay.start(model.path)
             self._model = overlay.model
             self._memory = MemoryWatch(overlay.processes)
             nursery.start_soon(self._memory.run)
             async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, trust_env=False) as client:
-                await _Load(self._options, self._tally, self._show, overlay, client).run()
+                await _Load(options, self._tally, self._show, overlay, client).run()
             overlay.is_ending = True
             self._memory.sample(trio.current_time())
             nursery.cancel_scope.cancel()
@@ -141,7 +144,7 @@ class _Load:
 
     async def run(self) -> None:
         """Asks undisturbed first."""
-        self._expected = [(await ask(self._client, body)).data for body in self._bodies]
+        self._expected = [await ask_undisturbed(self._client, body) for body in self._bodies]
         stages, spares = self._options.stages, self._options.spares
         self._show(
             f"{len(self._bodies)} undisturbed answers; {stages} stages, {spares} spare, seed {self._options.seed}"

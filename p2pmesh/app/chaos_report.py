@@ -44,6 +44,8 @@ class Tally:
     pauses_ms: list[int] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     refusals: int = 0
+    unprovoked: int = 0
+    """Runs that were withdrawn though no fault was done since the last one began to serve."""
 
     def count(self, answer: Answer, expected: Sequence[str]) -> None:
         """One answer, compared with the undisturbed one."""
@@ -60,6 +62,8 @@ class Tally:
         if self.struck and self.struck[-1].withdrawn_s is None:
             self.struck[-1].withdrawn_s = now_s
             self.struck[-1].code = code
+        else:
+            self.unprovoked += 1
 
     def note_serving(self, now_s: float) -> None:
         """Another run serves."""
@@ -83,6 +87,7 @@ class Tally:
             "outcomes": dict(sorted(self.outcomes.items())),
             "faults": list(_by_kind(self.struck)),
             "needless_replacements": sum(struck.is_needless for struck in self.struck),
+            "unprovoked_withdrawals": self.unprovoked,
             "refused_and_repeated": self.refusals,
             "recoveries": len(self.recovered),
             "inexact_recoveries": sum(not event["is_exact"] for event in self.recovered),
@@ -128,15 +133,25 @@ def describe_chaos(report: Mapping[str, Any]) -> list[str]:
     """The report for people."""
     outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items()) or "none"
     return [
-        f"{report['requests']} requests of {report['model']}: {outcomes}",
+        f"{report['requests']} requests of {report['model']}: {outcomes}{'' if report['is_whole'] else '; cut short'}",
         f"{report['refused_and_repeated']} refusals before a start were repeated; "
-        f"runs replaced for what is no loss: {report['needless_replacements']}",
+        f"runs replaced for what is no loss: {report['needless_replacements']}, "
+        f"without a fault to blame: {report['unprovoked_withdrawals']}",
         f"recoveries: {report['recoveries']}, of which {report['inexact_recoveries']} inexact; "
         f"stalls: {_quantiles(report['stall_ms'])}",
         *_table(report["faults"]),
         *_table(report["memory"]),
         *report["details"],
+        _verdict(report),
     ]
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
+    lost = report["requests"] - report["outcomes"].get(IDENTICAL, 0)
+    parts = [f"{lost} of {report['requests']} answers were not the undisturbed one"] if lost else []
+    if report["needless_replacements"]:
+        parts.append(f"{report['needless_replacements']} runs were replaced needlessly")
+    return "; ".join(parts) or "nothing was lost"
 
 
 def _quantiles(values: Mapping[str, int] | None) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import trio
 
+from p2pmesh.base.errors import ErrorCode, Refused
+
 ANSWER_S = 400.0
 """Above every deadline of the nodes, a stall of the longest among them: what takes longer hangs."""
 REFUSED_AGAIN_S = 1.0
@@ -69,6 +71,15 @@ async def ask(
             await trio.sleep(REFUSED_AGAIN_S)
         answer.outcome = "refused"
     return answer
+
+
+async def ask_undisturbed(client: httpx.AsyncClient, body: Mapping[str, Any]) -> list[str]:
+    """The data that all other answers are compared with; raises ``Refused`` if it did not come whole."""
+    answer = await ask(client, body)
+    if answer.outcome != "finished":
+        text = f"an answer that nothing disturbed is {answer.outcome}: {answer.detail or 'no reason was given'}"
+        raise Refused(ErrorCode.INTERNAL, text)
+    return answer.data
 
 
 async def _read(response: httpx.Response, answer: Answer, note: Callable[[int], None]) -> None:

@@ -84,7 +84,14 @@ def make_plan(options: PlanOptions) -> Facts:
 def _known_peers(options: PlanOptions) -> KnownPeers:
     if options.peers is not None:
         return read_peers_file(options.peers)
-    return decode_peers(ask_console(options.home, "GET", "/api/peers"), "the node")
+    try:
+        told = ask_console(options.home, "GET", "/api/peers")
+    except ConfigError as error:
+        if error.code is not ErrorCode.NODE_NOT_RUNNING:
+            raise
+        text = f"{error.message}, or give --peers FILE to plan over the peers of a file"
+        raise ConfigError(ErrorCode.NODE_NOT_RUNNING, text) from None
+    return decode_peers(told, "the node")
 
 
 def _request(options: PlanOptions, model: ModelFile, known: KnownPeers) -> PlanRequest:

@@ -246,9 +246,18 @@ def _add_bench(commands: Commands) -> None:
     overlay.add_argument("--json", action="store_true", help="as JSON")
 
 
+_CHAOS_ENDS = (
+    "Each answer is compared with an undisturbed one. The exit code is 0 if all are identical and no run was replaced "
+    "because a stage was slow, otherwise 1; 130 after Ctrl-C, with a report of what came until then. Memory is told "
+    "from five minutes on, and changes no exit code. No process and no file of the nodes is left."
+)
+
+
 def _add_chaos(commands: Commands) -> None:
     summary = "Serve a model on local nodes, make stages and links fail, and tell what was lost."
-    add = _add_command(commands, "chaos", summary).add_argument
+    chaos = _add_command(commands, "chaos", summary)
+    chaos.epilog = _CHAOS_ENDS
+    add = chaos.add_argument
     add("--model", metavar="REF", help="default: the demo model")
     add("--stages", type=int, metavar="N", default=3, help="default: %(default)s")
     add("--spares", type=int, metavar="N", default=1, help="peers beside those of the stages (default: %(default)s)")
@@ -256,7 +265,13 @@ def _add_chaos(commands: Commands) -> None:
     add("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
     add("--parallel", type=int, metavar="N", default=2, help="requests at a time (default: %(default)s)")
     add("--every", type=float, metavar="S", default=10.0, help="seconds between faults (default: %(default)s)")
-    add("--faults", type=_names, metavar="F,F", default=CHAOS_FAULTS, help=f"of {', '.join(CHAOS_FAULTS)}")
+    add(
+        "--faults",
+        type=_names,
+        metavar="F,F",
+        default=CHAOS_FAULTS,
+        help=f"of {', '.join(CHAOS_FAULTS)} (default: all)",
+    )
     add("--seed", type=int, metavar="S", default=0, help="equal seeds, equal faults (default: %(default)s)")
     add("--matrix", action="store_true", help="one fault a request, at each stage and position, greedy and sampled")
     add("--peer-memory", metavar="SIZE", type=_size, default="4GiB", help="of each peer (default: %(default)s)")

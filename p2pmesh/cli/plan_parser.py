@@ -16,8 +16,9 @@ def add_plan(commands: Commands) -> None:
     add = plan.add_argument
     add("model", metavar="MODEL", help="GGUF file or installed model")
     add("--peers", type=Path, metavar="FILE", help="peers and links, .toml or .json (default: the running node's)")
-    _add_amount(plan, "--context", DEFAULT_CONTEXT_TOKENS, "tokens; auto: as many as cost no peer and no time")
-    _add_amount(plan, "--lanes", DEFAULT_LANES, "requests at a time; auto: as many as cost no context, at most 4")
+    context = "tokens of a request; auto: as many as cost no peer and no time"
+    _add_amount(plan, ("--context", "--ctx-size"), DEFAULT_CONTEXT_TOKENS, context)
+    _add_amount(plan, ("--lanes",), DEFAULT_LANES, "requests at a time; auto: as many as cost no context, at most 4")
     add("--split", metavar="auto|N", type=_amount, default=None, help="stages: as few as fit (auto), or exactly N")
     target_ms = DEFAULT_TARGET_US // 1000
     add("--target-tpot", type=float, metavar="MS", default=target_ms, help="ms a token (default: %(default)s)")
@@ -26,8 +27,8 @@ def add_plan(commands: Commands) -> None:
     add_home(plan, STATE_HOME)
 
 
-def _add_amount(plan: argparse.ArgumentParser, name: str, default: int, text: str) -> None:
-    plan.add_argument(name, type=_amount, metavar="N|auto", default=default, help=f"{text} (default: %(default)s)")
+def _add_amount(plan: argparse.ArgumentParser, names: tuple[str, ...], default: int, text: str) -> None:
+    plan.add_argument(*names, type=_amount, metavar="N|auto", default=default, help=f"{text} (default: %(default)s)")
 
 
 def _amount(text: str) -> int | None:

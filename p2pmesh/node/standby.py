@@ -12,7 +12,8 @@ import trio
 
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
-from p2pmesh.core.coordination import StageState
+from p2pmesh.base.quantities import MICROS_PER_SECOND
+from p2pmesh.core.coordination import RunPolicy, StageState
 from p2pmesh.core.planning.outcome import Placement, PlannedStage
 from p2pmesh.core.planning.request import PlanRequest
 from p2pmesh.node.overlay import Overlay
@@ -25,6 +26,7 @@ LOAD_S = 300.0
 REFUSED_AGAIN_S = 60.0
 IDLE_FOREVER_S = 365 * 24 * 3600.0
 
+_RUNS = RunPolicy()
 Order = Callable[[Placement, int], AbstractAsyncContextManager[LoadStage]]
 """The order to keep an engine ready for a stage of a placement; its file stays here as long as the scope."""
 
@@ -136,11 +138,15 @@ class Standbys:
     async def _follow(self, load: LoadStage, standby: _Standby) -> None:
         stream = await self._overlay.open_exchange(standby.peer, load, load.stages[load.index].addresses)
         try:
-            timeout_s = LOAD_S
+            ends_at = trio.current_time() + longest_load_s(load)
             while True:
-                status = await stream.expect(StageStatus, timeout_s)
-                if status.state == StageState.READY:
-                    standby.is_ready = True
-                    timeout_s = IDLE_FOREVER_S
+                left_s = IDLE_FOREVER_S if standby.is_ready else min(LOAD_S, max(0.0, ends_at - trio.current_time()))
+                status = await stream.expect(StageStatus, left_s)
+                standby.is_ready = standby.is_ready or status.state == StageState.READY
         finally:
             await stream.reset()
+
+
+def longest_load_s(load: LoadStage) -> float:
+    """Until an engine is ready: as long as a stage of a run may take, whatever its peer reports meanwhile."""
+    return (_RUNS.longest_fetch_us(load.needed_bytes) + _RUNS.load_us) / MICROS_PER_SECOND

@@ -27,7 +27,7 @@ from p2pmesh.app.chaos_faults import (
 )
 from p2pmesh.app.chaos_lies import Lie
 from p2pmesh.app.chaos_links import Links
-from p2pmesh.app.chaos_requests import MOST_REFUSALS, Answer, ask, question, undated
+from p2pmesh.app.chaos_requests import MOST_REFUSALS, Answer, ask, ask_undisturbed, question, undated
 from p2pmesh.app.config import CHAOS_FAULTS, ChaosOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
@@ -123,6 +123,16 @@ async def test_half_an_answer_is_none(
     answer, _ = await answer_of(*bodies)
     assert answer.outcome == outcome
     assert answer.refusals == (MOST_REFUSALS if outcome == "refused" else 0)
+
+
+@pytest.mark.parametrize(("status", "text", "told"), [(500, '{"error": "no"}', "failed.*no"), (503, "{}", "refused")])
+async def test_nothing_is_compared_with_an_answer_that_failed_by_itself(
+    autojump_clock: trio.testing.MockClock, status: int, text: str, told: str
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=text))
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
+        with pytest.raises(Refused, match=told):
+            await ask_undisturbed(client, question(0, "m", 2))
 
 
 async def test_a_node_is_killed_and_frozen_and_let_go(autojump_clock: trio.testing.MockClock) -> None:

@@ -36,6 +36,7 @@ def test_a_run_is_replaced_by_the_newest_fault() -> None:
     freeze, corrupt = tally.struck
     assert (freeze.withdrawn_s, freeze.serving_s) == (None, None)
     assert (corrupt.withdrawn_s, corrupt.serving_s, corrupt.code) == (20.5, 22.0, "peer_lost")
+    assert tally.described()["unprovoked_withdrawals"] == 2
 
 
 def test_a_run_that_is_replaced_because_a_stage_is_slow_is_a_failure() -> None:
@@ -53,10 +54,10 @@ def test_the_report_says_what_was_lost_and_by_what() -> None:
     tally.count(Answer("failed", "gone", data=["a"]), DATA)
     tally.struck += [struck(FaultKind.CORRUPT), struck(FaultKind.SLOW)]
     memory = [{"process": "peer-1", "lived_s": 400, "kib_per_minute": 1.5, "is_flat": True}]
-    told = "\n".join(describe_chaos({"model": "m", **tally.described(), "memory": memory}))
+    told = "\n".join(describe_chaos({"model": "m", **tally.described(), "memory": memory, "is_whole": True}))
     for part in (
         "2 requests of m: 1 failed, 1 identical",
-        "replaced for what is no loss: 0",
+        "replaced for what is no loss: 0, without a fault to blame: 0",
         "2, of which 1 inexact; stalls: median",
         "failed after 1 pieces: gone",
     ):
@@ -67,5 +68,19 @@ def test_the_report_says_what_was_lost_and_by_what() -> None:
 
 
 def test_a_report_of_nothing_is_whole() -> None:
-    told = describe_chaos({"model": "m", **Tally().described(), "memory": []})
-    assert told[0] == "0 requests of m: none"
+    told = describe_chaos({"model": "m", **Tally().described(), "memory": [], "is_whole": False})
+    assert told[0] == "0 requests of m: none; cut short"
+
+
+def test_the_last_line_says_whether_anything_was_lost() -> None:
+    def last_line(tally: Tally) -> str:
+        return describe_chaos({"model": "m", **tally.described(), "memory": [], "is_whole": True})[-1]
+
+    tally = Tally()
+    tally.count(Answer("finished", data=list(DATA)), DATA)
+    assert last_line(tally) == "nothing was lost"
+    tally.count(Answer("failed", "gone", data=["a"]), DATA)
+    assert last_line(tally) == "1 of 2 answers were not the undisturbed one"
+    tally.struck.append(struck(FaultKind.SLOW))
+    tally.note_withdrawn(12.0, "engine_unresponsive")
+    assert last_line(tally).endswith("undisturbed one; 1 runs were replaced needlessly")

@@ -117,6 +117,7 @@ def test_without_a_node_and_without_a_file_there_is_nothing_to_plan_with(tmp_pat
     with pytest.raises(ConfigError) as caught:
         make_plan(PlanOptions(tmp_path, model))
     assert caught.value.code is ErrorCode.NODE_NOT_RUNNING
+    assert "--peers FILE" in caught.value.message
 
 
 def test_the_command_prints_json_and_its_exit_code_says_whether_there_is_a_placement(
@@ -131,3 +132,6 @@ def test_the_command_prints_json_and_its_exit_code_says_whether_there_is_a_place
     assert json.loads(capsys.readouterr().out)["refusal"]["could_peers_help"] is True
     assert main(["plan", model, "--home", str(tmp_path), "--peers", str(fits), "--split", "2"]) == 0
     assert main([*base, str(fits), "--context", "many"]) == 2
+    capsys.readouterr()
+    assert main([*base, str(fits), "--ctx-size", "512"]) == 0  # as refusals and `up` call it
+    assert json.loads(capsys.readouterr().out)["placement"]["context_tokens"] == 512

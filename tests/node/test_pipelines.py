@@ -11,10 +11,12 @@ from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProt
 from p2pmesh.base.ids import Digest
 from p2pmesh.base.quantities import GIB
 from p2pmesh.core.affinity import Asker
+from p2pmesh.core.coordination import RunPolicy
 from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.core.served_steps import COMPARED_TOKENS
 from p2pmesh.node.coordinator import FAILED_S, PROBE_STEPS, Coordinator
 from p2pmesh.node.standby import SETTLED_S
+from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -177,6 +179,28 @@ async def test_engines_are_kept_ready_at_peers_that_did_not_fail_lately_and_may_
         await trio.sleep(SETTLED_S + 1)
         kept = {coordinator._standbys.peer_for(stage.layers) for stage in coordinator.run.placement.stages}
         assert kept == {spares[0]}
+
+
+class StuckStore(FakeModelStore):
+    """On a disk that answers nothing any more; whoever waits for it is told that it is at work."""
+
+    async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
+        await trio.sleep_forever()
+
+
+async def test_a_spare_that_only_says_that_it_is_at_work_is_left_for_another(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RunPolicy(fetch_us=60_000_000, slowest_bytes_per_s=2**40, load_us=0)
+    monkeypatch.setattr("p2pmesh.node.standby._RUNS", policy)
+    async with open_mesh() as mesh:
+        driver, _ = await chain(mesh, 2)
+        await mesh.join("stuck", driver, memory_bytes=2**40, store=StuckStore())
+        honest = await mesh.join("honest", driver)
+        await trio.sleep(50)  # a file may take so long
+        assert honest.launcher.engines == []
+        await trio.sleep(50)
+        assert len(honest.launcher.engines) == 2
 
 
 async def test_without_a_spare_the_coordinator_waits_for_one(autojump_clock: MockClock) -> None:
