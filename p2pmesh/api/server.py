@@ -70,7 +70,8 @@ def _bind_error(host: str, port: int, flag_name: str, error: OSError) -> ConfigE
         message = f"port {port} needs rights that this user has not; choose one above 1023 with {flag_name}"
         return ConfigError(ErrorCode.ADDRESS_INVALID, message)
     reason = error.strerror or str(error)
-    return ConfigError(ErrorCode.ADDRESS_INVALID, f"cannot listen on {host} port {port} ({flag_name}): {reason}")
+    message = f"cannot listen on {host} (--host): {reason}; give an address of this machine, or 0.0.0.0 for all of them"
+    return ConfigError(ErrorCode.ADDRESS_INVALID, message)
 
 
 def url_of(sock: socket.socket) -> str:

@@ -8,6 +8,8 @@ from typing import Any, NoReturn, TypeAlias
 from p2pmesh.app.config import HOME_VARIABLE
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+OptionGroup: TypeAlias = argparse._ActionsContainer
+"""A parser, or a group of its options with a heading of its own."""
 NODES_HOME = "the node's home"
 STATE_HOME = "keys, cache and state"
 _NUMBERS: dict[type, str] = {int: "whole number", float: "number"}

@@ -6,14 +6,14 @@ from p2pmesh.app.config import RequirementOptions
 from p2pmesh.app.invite_text import JOIN_VARIABLE, STDIN
 from p2pmesh.base.ids import OwnerId, is_peer_id
 from p2pmesh.base.quantities import parse_duration_s
-from p2pmesh.cli.actions import Commands, add_action, add_group
+from p2pmesh.cli.actions import Commands, OptionGroup, add_action, add_group
 from p2pmesh.wire.invite import LIFE_MS
 
 INVITE_ACTIONS = ("create", "list", "revoke", "show")
 PEER_ACTIONS = ("remove", "readmit", "forgive")
 
 
-def add_joining(up: argparse.ArgumentParser) -> None:
+def add_joining(up: OptionGroup) -> None:
     """How ``up`` comes into a mesh, or what the mesh that it founds requires."""
     joins = up.add_mutually_exclusive_group()
     joins.add_argument("--join", metavar="INVITE", help=f"join the overlay of this invite ({STDIN}: from stdin)")

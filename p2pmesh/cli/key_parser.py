@@ -1,19 +1,29 @@
 """Names and syntax of ``p2pmesh key`` and of who may ask a node's ``/v1``; part of ``cli.parser``."""
 
-import argparse
-
 from p2pmesh.app.config import DEFAULT_API_HOST
-from p2pmesh.cli.actions import Commands, add_action, add_group
+from p2pmesh.cli.actions import Commands, OptionGroup, add_action, add_group
 
 KEY_ACTIONS = ("create", "list", "revoke", "allow-any")
 
 
-def add_access(up: argparse.ArgumentParser) -> None:
+def add_access(up: OptionGroup) -> None:
     """Where ``/v1`` listens, and whom it answers."""
     add = up.add_argument
     add("--host", metavar="ADDRESS", default=DEFAULT_API_HOST, help="where /v1 listens (default: %(default)s)")
-    add("--allow-host", metavar="NAME", action="append", default=[], help="/v1 answers under it too; repeatable")
-    add("--cors-origin", metavar="ORIGIN", action="append", default=[], help="its pages may ask /v1; * all; repeatable")
+    add(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="clients may reach /v1 by this name; repeatable",
+    )
+    add(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="web pages from there may ask /v1, * from anywhere; repeatable",
+    )
 
 
 def add_key(commands: Commands) -> None:

@@ -4,13 +4,13 @@ import argparse
 from functools import partial
 
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
-from p2pmesh.cli.actions import STATE_HOME, Commands, add_action, add_group
+from p2pmesh.cli.actions import STATE_HOME, Commands, OptionGroup, add_action, add_group
 
 MODELS_ACTIONS = ("list", "search", "show", "pull", "remove", "prune", "verify")
 DEFAULT_SEARCH_RESULTS = 20
 
 
-def add_hub_options(parser: argparse.ArgumentParser) -> None:
+def add_hub_options(parser: OptionGroup) -> None:
     """Which hub, and whether it may be asked."""
     parser.add_argument("--hub-endpoint", metavar="URL", help="the hub (default: $HF_ENDPOINT or huggingface.co)")
     parser.add_argument("--offline", action="store_true", help="never ask the hub (also: HF_HUB_OFFLINE=1)")

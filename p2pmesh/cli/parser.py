@@ -33,7 +33,7 @@ from p2pmesh.app.invite_text import read_invite_text
 from p2pmesh.app.relay_options import read_reach
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
-from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, add_home
+from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, OptionGroup, add_home
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.config_parser import add_config
@@ -91,84 +91,135 @@ def _add_command(commands: Commands, name: str, summary: str) -> argparse.Argume
 
 def _add_up(commands: Commands) -> None:
     up = _add_command(commands, "up", "Run a node: serve models, join others, answer /v1.")
-    add = up.add_argument
-    add("--config", metavar="FILE", help="settings (default: config.toml of the home); what is typed counts before it")
+    up.add_argument(
+        "--config", metavar="FILE", help="settings (default: config.toml of the home); what is typed counts before it"
+    )
+    formats = [item.value for item in LogFormat]
+    help_text = "events as sentences, or one JSON object a line (default: %(default)s)"
+    up.add_argument("--log-format", choices=formats, default=LogFormat.PRETTY.value, help=help_text)
+    up.add_argument("--trace-gossip", action="store_true", help="tell of each gossip message, for measurements")
+    _add_serving(up.add_argument_group("models and where they run"))
+    mesh = up.add_argument_group("the mesh")
+    add_joining(mesh)
+    mesh.add_argument("--name", help="how this node is called in the status of others")
+    add_pool(up.add_argument_group("public pools"))
+    _add_api(up.add_argument_group("API and console"))
+    _add_network(up.add_argument_group("network"))
+    _add_giving(up.add_argument_group("what this machine gives"))
+    _add_files(up.add_argument_group("model files"))
+    _add_owner(up.add_argument_group("owners and trust"))
+
+
+def _add_serving(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--model", metavar="REF", action="append", default=[], help="GGUF file, model name, org/repo:QUANT; repeatable")
     add("--demo", action="store_true", help="serve the small model that pip installed")
     add("--split", metavar="auto|N", type=_split, default=None, help="stages: as few as fit (auto), or exactly N")
     add("--cuts", metavar="L1,L2,…", type=_cuts, default=(), help="first layers of the stages after the first")
+    add(
+        "--ctx-size",
+        type=int,
+        metavar="N",
+        default=DEFAULT_CONTEXT_TOKENS,
+        help="context length in tokens of each request (default: %(default)s)",
+    )
+    add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
+    add(
+        "--wire-dtype",
+        choices=DTYPE_LABELS,
+        default=WireDtype.F32.label,
+        help="of activations between peers (default: %(default)s)",
+    )
     modes = [item.value for item in OnDemand]
     help_text = "load models of the home when they are asked for (auto: where no --model is given)"
     add("--on-demand", choices=modes, default=OnDemand.AUTO.value, help=help_text)
+    help_text = "unload a model so long after its last request (default: never)"
+    add("--idle-unload", metavar="SECONDS", type=float, help=help_text)
+    help_text = "move a model once another placement was clearly better for so long; 0: never (default: %(default)g)"
+    add("--replan-after", metavar="SECONDS", type=float, default=DEFAULT_REPLAN_AFTER_S, help=help_text)
+
+
+def _add_api(group: OptionGroup) -> None:
+    add = group.add_argument
+    help_text = "port of /v1; 0 picks a free one (default: %(default)s)"
+    add("--port", type=int, metavar="PORT", default=DEFAULT_API_PORT, help=help_text)
+    add_access(group)
+    help_text = "port of the console; 0 picks a free one (default: %(default)s)"
+    add("--console-port", type=int, metavar="PORT", default=DEFAULT_CONSOLE_PORT, help=help_text)
     add(
-        "--idle-unload",
-        metavar="SECONDS",
-        type=float,
-        help="unload a model so long after its last request (default: never)",
+        "--mesh-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a limit or a time of the model mesh; repeatable",
     )
-    add(
-        "--replan-after",
-        metavar="SECONDS",
-        type=float,
-        default=DEFAULT_REPLAN_AFTER_S,
-        help="move a model once another placement was clearly better for so long; 0: never (default: %(default)g)",
-    )
-    add_joining(up)
-    add_pool(up)
-    add("--name", help="how this node is called in the status of others")
-    add("--port", type=int, default=DEFAULT_API_PORT, help="port of /v1; 0 picks a free one (default: %(default)s)")
-    add_access(up)
-    add("--mesh-option", metavar="NAME=VALUE", action="append", default=[], help="of the model mesh; repeatable")
     modes = [item.value for item in GuardrailMode]
-    add("--guardrails", choices=modes, default=GuardrailMode.OFF.value, help="mend answers of small models")
-    add("--guardrail-option", metavar="NAME=VALUE", action="append", default=[], help="of that; repeatable")
-    add("--console-port", type=int, default=DEFAULT_CONSOLE_PORT, help="port of the console (default: %(default)s)")
+    help_text = "mend answers of small models (default: %(default)s)"
+    add("--guardrails", choices=modes, default=GuardrailMode.OFF.value, help=help_text)
+    add("--guardrail-option", metavar="NAME=VALUE", action="append", default=[], help="a limit of theirs; repeatable")
+
+
+def _add_network(group: OptionGroup) -> None:
+    add = group.add_argument
+    help_text = "for peers (default: every interface); repeatable"
+    add("--listen", metavar="MULTIADDR", action="append", default=[], help=help_text)
+    add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that; repeatable")
+    ways = [item.value for item in Discovery]
+    help_text = "where others are looked for: public relays, the local network (mdns), nowhere (default: %(default)s)"
+    add("--discovery", choices=ways, default=Discovery.NOSTR.value, help=help_text)
     add(
-        "--listen",
+        "--relay",
         metavar="MULTIADDR",
         action="append",
         default=[],
-        help="for peers (default: every interface); repeatable",
+        help="by which this node is reached behind a NAT; repeatable",
     )
-    add("--announce", metavar="MULTIADDR", action="append", default=[], help="what peers dial, if not that; repeatable")
-    ways = [item.value for item in Discovery]
-    add("--discovery", choices=ways, default=Discovery.NOSTR.value, help="mdns: the local network; none: invites alone")
-    add("--relay", metavar="MULTIADDR", action="append", default=[], help="be reached by it behind a NAT; repeatable")
     services = [item.value for item in RelayService]
-    add("--relay-service", choices=services, default=RelayService.AUTO.value, help="relay for peers behind NATs")
-    add("--relay-limit", metavar="NAME=VALUE", action="append", default=[], help="of what it relays; repeatable")
-    add("--ctx-size", type=int, metavar="N", default=DEFAULT_CONTEXT_TOKENS, help="context length in tokens")
+    add(
+        "--relay-service",
+        choices=services,
+        default=RelayService.AUTO.value,
+        help="relay for peers behind NATs (default: %(default)s)",
+    )
+    add(
+        "--relay-limit", metavar="NAME=VALUE", action="append", default=[], help="a bound of what it relays; repeatable"
+    )
+
+
+def _add_giving(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--max-memory", metavar="SIZE", type=_size, help="memory for stages, such as 8GiB; 0 holds none")
     add("--device", metavar="NAME,NAME", type=_names, default=(), help="what stages run on (default: GPUs, if any)")
     add("--gpu-layers", type=int, metavar="N", help="of each stage, so many go to the devices (default: all)")
     add("--max-layers", type=int, metavar="N", help="at most so many layers in one stage here")
     add("--exclude-model", metavar="REF", action="append", default=[], help="no stage of it here; repeatable")
-    add_sharing(up, _size)
-    add("--log-format", choices=[item.value for item in LogFormat], default=LogFormat.PRETTY.value)
-    add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
+    add_sharing(group, _size)
+
+
+def _add_files(group: OptionGroup) -> None:
+    add_hub_options(group)
+    modes = [item.value for item in ArtifactTransfer]
+    help_text = "whom model files go to and come from (default: open; in a public pool: off)"
+    group.add_argument("--artifact-transfer", choices=modes, help=help_text)
+    help_text = "disk for stage files (default: 64GiB)"
+    group.add_argument("--cache-quota", metavar="SIZE", type=_size, default=DEFAULT_CACHE_QUOTA_BYTES, help=help_text)
+
+
+def _add_owner(group: OptionGroup) -> None:
+    add = group.add_argument
     add("--trust-policy", choices=[item.value for item in TrustPolicy], help="what owners count for, in this run")
     add("--owner-key", metavar="FILE", help="the owner key that renews this node's claim (default: in the home)")
     add("--passphrase-file", metavar="FILE", help=f"its passphrase (else ${PASSPHRASE_VARIABLE}, or the keychain)")
-    add_hub_options(up)
-    modes = [item.value for item in ArtifactTransfer]
-    add(
-        "--artifact-transfer",
-        choices=modes,
-        help="whom model files go to and come from (default: open; in a public pool: off)",
-    )
-    add("--cache-quota", metavar="SIZE", type=_size, default=DEFAULT_CACHE_QUOTA_BYTES, help="disk for stage files")
-    add("--trace-gossip", action="store_true", help="tell of each gossip message, for measurements")
-    add("--lanes", type=int, metavar="N", default=DEFAULT_LANES, help="requests at a time (default: %(default)s)")
 
 
 def _add_chat(commands: Commands) -> None:
     chat = _add_command(commands, "chat", "Ask a running node and print the answer as it arises.")
-    chat.add_argument("model", metavar="MODEL")
-    chat.add_argument("prompt", metavar="PROMPT")
+    chat.add_argument("model", metavar="MODEL", help="as /v1/models lists it, or auto")
+    chat.add_argument("prompt", metavar="PROMPT", help="what to ask")
     chat.add_argument("--system", metavar="TEXT", help="system message")
-    chat.add_argument("--max-tokens", type=int, metavar="N")
-    chat.add_argument("--temperature", type=float, metavar="T")
-    chat.add_argument("--seed", type=int, metavar="N")
+    chat.add_argument("--max-tokens", type=int, metavar="N", help="end the answer after so many")
+    chat.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    chat.add_argument("--seed", type=int, metavar="N", help="equal seeds, equal answers")
 
 
 def _add_status(commands: Commands) -> None:
@@ -189,7 +240,7 @@ def _add_bench(commands: Commands) -> None:
     decode = _add_command(actions, "decode", "Tokens per second: plain loop, one engine, and peers.")
     decode.add_argument("--model", metavar="REF", help="default: the demo model")
     decode.add_argument("--peers", type=_counts, metavar="N,N", default=(1, 2, 3), help="default: 1,2,3")
-    decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
     decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
     decode.add_argument("--json", action="store_true", help="as JSON")
     tpot = _add_command(actions, "tpot", "Time per token behind slow links: predicted, and then measured.")
@@ -198,7 +249,7 @@ def _add_bench(commands: Commands) -> None:
     tpot.add_argument(
         "--delays", type=_counts, metavar="MS,MS", default=(0, 10, 40), help="of a hop (default: 0,10,40)"
     )
-    tpot.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    tpot.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
     tpot.add_argument("--tokens", type=int, metavar="N", default=96, help="of each answer (default: %(default)s)")
     tpot.add_argument("--requests", type=int, metavar="N", default=3, help="that are timed (default: %(default)s)")
     tpot.add_argument("--json", action="store_true", help="as JSON")
@@ -207,7 +258,7 @@ def _add_bench(commands: Commands) -> None:
     streams.add_argument("--streams", type=_counts, metavar="N,N", default=(16, 64), help="default: 16,64")
     streams.add_argument("--stages", type=int, metavar="N", default=2, help="default: %(default)s")
     streams.add_argument("--lanes", type=int, metavar="N", default=16, help="default: %(default)s")
-    streams.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    streams.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
     streams.add_argument("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
     streams.add_argument("--ctx-size", type=int, metavar="N", default=512, help="of each lane (default: %(default)s)")
     streams.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server, asked the same side by side")
@@ -216,7 +267,7 @@ def _add_bench(commands: Commands) -> None:
     api = _add_command(actions, "api", "CPU time of a streamed token: the bare driver, its API, and another peer's.")
     api.add_argument("--model", metavar="REF", help="default: the demo model")
     api.add_argument("--stages", type=int, metavar="N", default=1, help="default: %(default)s")
-    api.add_argument("--prompt-tokens", type=int, metavar="N", default=64)
+    api.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
     api.add_argument("--tokens", type=int, metavar="N", default=256, help="of each answer (default: %(default)s)")
     api.add_argument("--rounds", type=int, metavar="N", default=5, help="that are counted (default: %(default)s)")
     api.add_argument("--json", action="store_true", help="as JSON")

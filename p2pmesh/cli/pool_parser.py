@@ -3,9 +3,10 @@
 import argparse
 
 from p2pmesh.app.pool_options import DEFAULT_RELAYS, PoolChoice
+from p2pmesh.cli.actions import OptionGroup
 
 
-def add_pool(up: argparse.ArgumentParser) -> None:
+def add_pool(up: OptionGroup) -> None:
     """Options about public pools."""
     add = up.add_argument
     add("--publish", action="store_true", help="found a public pool and list it at relays, for strangers to join")

@@ -1,12 +1,12 @@
 """What an owner gives, when, and how fast, as options of ``up``; part of ``cli.parser``."""
 
-import argparse
 from collections.abc import Callable
 
+from p2pmesh.cli.actions import OptionGroup
 from p2pmesh.core.sharing import DEFAULT_IDLE_AFTER_S, DEFAULT_LEAVE_S
 
 
-def add_sharing(up: argparse.ArgumentParser, size: Callable[[str], int]) -> None:
+def add_sharing(up: OptionGroup, size: Callable[[str], int]) -> None:
     """When this machine gives anything, how it stops, and what is capped; ``size`` reads sizes."""
     add = up.add_argument
     help_text = "share at these local hours, such as 22:00-07:00 or 'Mon-Fri 18:00-24:00'; repeatable (default: always)"

@@ -546,7 +546,7 @@ def test_a_port_in_use_names_the_port_and_the_flag() -> None:
 
 
 def test_a_foreign_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--port") as raised:
+    with pytest.raises(ConfigError, match="--host") as raised:
         bind_port("192.0.2.1", 0, "--port")
     assert raised.value.code is ErrorCode.ADDRESS_INVALID
 

@@ -1,9 +1,10 @@
+import argparse
 import io
 import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -174,6 +175,38 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for name in ("model", "demo", "split", "join", "name", "port", "console-port", "listen", "home", "max-memory"):
         assert f"--{name}" in shown
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _parsers(inner)
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    options = [
+        (parser.prog, action.option_strings[0], action.help)
+        for parser in _parsers(build_parser())
+        for action in parser._actions
+        if action.option_strings
+    ]
+    assert len(options) > 150
+    assert [(command, option) for command, option, text in options if not text] == []
+
+
+def test_the_options_of_up_stand_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--help"]) == 0
+    first, *groups = capsys.readouterr().out.split("\n\n")[2:]
+    assert [line.split()[0] for line in first.splitlines() if line.startswith("  -")] == [
+        "-h,", "--home", "--config", "--log-format", "--trace-gossip",
+    ]  # fmt: skip
+    headings = [group.partition(":\n")[0] for group in groups]
+    assert headings == [
+        "models and where they run", "the mesh", "public pools", "API and console", "network",
+        "what this machine gives", "model files", "owners and trust",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [["status"], ["chat", "m", "hi"]])
