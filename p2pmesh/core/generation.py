@@ -184,11 +184,12 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end; nothing follows."""
+    """The end; nothing follows. ``stop`` is the stop sequence that brought it, or empty."""
 
     reason: FinishReason
     text: str
     completion_tokens: int
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,12 +403,14 @@ class GenerationMachine:
         step = self._assembler.add(token)
         last = Emit((token,), step.text, told.reports, told.embedding)
         if step.is_stopped:
-            return self._finish(FinishReason.STOP, last, is_text_over=True)
+            return self._end(last, Finish(FinishReason.STOP, "", self._generated, step.stop))
         return self._finish(FinishReason.LENGTH, last) if self._generated >= self._budget else (last,)
 
-    def _finish(self, reason: FinishReason, last: Emit, *, is_text_over: bool = False) -> tuple[Effect, ...]:
-        rest = "" if is_text_over else self._assembler.finish().text
-        return self._end(last, Finish(reason, rest, self._generated))
+    def _finish(self, reason: FinishReason, last: Emit) -> tuple[Effect, ...]:
+        """The end by other means than a stop sequence, unless one is complete now that no more bytes will come."""
+        rest = self._assembler.finish()
+        reason = FinishReason.STOP if rest.is_stopped else reason
+        return self._end(last, Finish(reason, rest.text, self._generated, rest.stop))
 
     def _on_deadline(self, now: Micros) -> tuple[Effect, ...]:
         if self._deadline is None or now < self._deadline:

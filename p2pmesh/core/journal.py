@@ -80,7 +80,10 @@ class Journal:
                     raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)
                 self._tokens += tokens
                 return event
-            case GenerationFinished(completion_tokens=count):
+            case GenerationFinished(completion_tokens=count, stop=stop):
+                if stop and stop not in self._request.stop:
+                    text = "the driver ends by a stop sequence that it was not given"
+                    raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)
                 if count != len(self._tokens):
                     text = f"the driver ends after {count} tokens, {len(self._tokens)} were given"
                     raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, text)

@@ -11,10 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """Text that is now certain, and whether a stop sequence ended it."""
+    """Text that is now certain, and the stop sequence that ended it; empty where none did."""
 
     text: str
-    is_stopped: bool
+    stop: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop sequence ended the text."""
+        return bool(self.stop)
 
 
 class TextAssembler:
@@ -42,19 +47,21 @@ class TextAssembler:
         return self._release(is_end=True)
 
     def _release(self, *, is_end: bool) -> TextStep:
-        stop_at = self._first_stop()
-        if stop_at is not None:
+        found = self._first_stop()
+        if found is not None:
+            stop_at, stop = found
             text, self._held = self._held[:stop_at], ""
-            return TextStep(text, is_stopped=True)
+            return TextStep(text, stop)
         kept = 0 if is_end else self._suffix_that_may_become_a_stop()
         cut = len(self._held) - kept
         text, self._held = self._held[:cut], self._held[cut:]
-        return TextStep(text, is_stopped=False)
+        return TextStep(text)
 
-    def _first_stop(self) -> int | None:
-        """Where the text ends: the stop that completes first counts, so that token boundaries change nothing."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _first_stop(self) -> tuple[int, str] | None:
+        """Where the text ends, and by which: the stop that completes first counts, so that token boundaries change
+        nothing."""
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        return min(found)[1:] if found else None
 
     def _suffix_that_may_become_a_stop(self) -> int:
         longest = 0

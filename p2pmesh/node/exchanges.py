@@ -188,8 +188,8 @@ def _event_of(message: object) -> GenerationEvent:
             return _started_of(message)
         case Delta(tokens, text, logprobs, embedding):
             return GenerationDelta(tokens, text, tuple(_logprob_of(entry) for entry in logprobs), embedding)
-        case Finished(reason, text, completion_tokens):
-            return GenerationFinished(_reason_of(reason), text, completion_tokens)
+        case Finished(reason, text, completion_tokens, stop):
+            return GenerationFinished(_reason_of(reason), text, completion_tokens, stop=stop)
         case Refusal():
             error = error_of(message)
             raise RemoteProtocolError(code_for_client(error.code), error.message, retry_after_s=error.retry_after_s)
@@ -232,7 +232,7 @@ def _message_of(event: GenerationEvent) -> Started | Delta | Finished:
         case GenerationDelta(tokens, text, logprobs, embedding):
             return Delta(tokens, text, tuple(_logprob_entry(one) for one in logprobs), embedding)
         case GenerationFinished(reason, text, completion_tokens):
-            return Finished(reason.value, text, completion_tokens)
+            return Finished(reason.value, text, completion_tokens, event.stop)
 
 
 def _logprob_of(entry: LogprobEntry) -> TokenLogprob:

@@ -308,8 +308,8 @@ class Sequence:
             case generation.SendEnd() | generation.SendCancel():
                 is_end = isinstance(effect, generation.SendEnd)
                 await self._submit_last(FrameKind.END if is_end else FrameKind.CANCEL)
-            case generation.Finish(reason, text, completion_tokens):
-                await self._give(GenerationFinished(reason, text, completion_tokens))
+            case generation.Finish(reason, text, completion_tokens, stop):
+                await self._give(GenerationFinished(reason, text, completion_tokens, stop=stop))
             case generation.Fail(code, text):
                 await self._give_failure(code, text)
 

@@ -632,6 +632,7 @@ class Finished:
     reason: str = declared(Text(32))
     text: str = declared(Text(MAX_TEXT_BYTES))
     completion_tokens: int = declared(Integer(0, 2**31))
+    stop: str = declared(Text(MAX_STOP_BYTES), "")
 
 
 @dataclass(frozen=True, slots=True)

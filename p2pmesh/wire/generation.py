@@ -298,7 +298,7 @@ class GenerationFinished:
 
     ``recoveries`` counts the drivers or stages that were lost on the way, as the ingress knows; ``is_exact`` says
     whether engines of equal fingerprint took over each time. ``besides`` is what else the ingress had generated for
-    it, and ``facts`` are what it learnt since the start.
+    it, and ``facts`` are what it learnt since the start. ``stop`` is the stop sequence that ended the text, or empty.
     """
 
     reason: FinishReason
@@ -308,6 +308,7 @@ class GenerationFinished:
     is_exact: bool = True
     besides: Spent = Spent()
     facts: tuple[Fact, ...] = ()
+    stop: str = ""
 
 
 GenerationEvent = GenerationStarted | GenerationDelta | GenerationFinished

@@ -164,7 +164,14 @@ def test_half_a_character_at_the_end_comes_out_with_the_end() -> None:
 def test_a_stop_sequence_ends_with_the_text_before_it() -> None:
     machine = machine_for(3, stops=("bc",))
     feed(machine, Begin(), token(3, 0), token(4, 1))
-    assert feed(machine, token(5, 2)) == [SendEnd(), Emit((2,), ""), Finish(FinishReason.STOP, "", 3)]
+    assert feed(machine, token(5, 2)) == [SendEnd(), Emit((2,), ""), Finish(FinishReason.STOP, "", 3, "bc")]
+
+
+def test_a_stop_that_the_limit_completes_is_the_end() -> None:
+    assembler = TextAssembler([b"a", b"\xf0"], ("\ufffd",))
+    machine = GenerationMachine((0, 0, 0), 1, frozenset({END_TOKEN}), assembler, POLICY)
+    feed(machine, Begin())
+    assert feed(machine, token(3, 1))[-1] == Finish(FinishReason.STOP, "", 1, "\ufffd")
 
 
 def test_the_context_ends_a_sequence_without_max_tokens() -> None:
@@ -252,7 +259,7 @@ def test_a_replay_has_a_deadline_of_its_own() -> None:
     ("history", "max_tokens", "end"),
     [
         ((0, END_TOKEN), None, Finish(FinishReason.STOP, "", 2)),
-        ((0, 1, 2), None, Finish(FinishReason.STOP, "", 3)),
+        ((0, 1, 2), None, Finish(FinishReason.STOP, "", 3, "bc")),
         ((0, 1), 2, Finish(FinishReason.LENGTH, "b", 2)),
     ],
 )

@@ -82,6 +82,15 @@ def test_an_end_that_counts_other_tokens_than_were_given_is_refused(count: int) 
         begun(8, 9).take(GenerationFinished(FinishReason.STOP, "", count))
 
 
+def test_an_end_by_a_stop_that_nobody_asked_for_is_refused() -> None:
+    end = begun(8).take(GenerationFinished(FinishReason.STOP, "", 1, stop="END"))
+    assert isinstance(end, GenerationFinished)
+    assert end.stop == "END"
+    with pytest.raises(RemoteProtocolError) as raised:
+        begun(8).take(GenerationFinished(FinishReason.STOP, "", 1, stop="EN"))
+    assert raised.value.code is ErrorCode.MESSAGE_UNEXPECTED
+
+
 def test_a_driver_that_never_ends_is_cut_off() -> None:
     journal = begun()
     for _ in range(MAX_PROMPT_TOKENS // 1024):

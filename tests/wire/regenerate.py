@@ -534,6 +534,7 @@ def control_messages() -> list[tuple[str, Any]]:
         ("delta", control.Delta((3575, 198), " world\n")),
         ("delta whose text lags", control.Delta((240,), "")),
         ("finished", control.Finished("stop", "", 17)),
+        ("finished by a stop sequence", control.Finished("stop", "", 17, "\nUser:")),
         ("cancel", control.Cancel()),
     ]  # fmt: skip
 
@@ -862,6 +863,8 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     }),
     ("finished", {
         "finished with a count of -1": {"completion_tokens": -1},
+        "finished by a stop sequence of nil": {"stop": None},
+        "finished by a stop sequence of 1025 bytes": {"stop": "x" * 1025},
     }),
 ]  # fmt: skip
 """By the name of a valid case, the fields to set in it and what that makes of it; one set to ``...`` is left out."""
@@ -962,7 +965,7 @@ def control_document() -> Case:
                 b"\xde\x00\x04\xd9\x04kind\xa8finished\xa6reason\xda\x00\x04stop\xa4text\xa0"
                 b"\xb1completion_tokens\xcf" + (5).to_bytes(8, "big")
             ).hex(),
-            "value": {"reason": "stop", "text": "", "completion_tokens": 5},
+            "value": {"reason": "stop", "text": "", "completion_tokens": 5, "stop": ""},
         },
         {
             "name": "control characters of a refusal become spaces",

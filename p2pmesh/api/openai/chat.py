@@ -311,7 +311,7 @@ class ChatStream:
             events += [ServerEvent(self._chunk(index, {"tool_calls": [delta]})) for delta in deltas]
         return events
 
-    def close(self, index: int, reason: FinishReason) -> Events:
+    def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
         """The chunk that carries the finish reason and no content."""
         return (ServerEvent(self._chunk(index, {}, _reason(reason, has_calls=index in self._calling))),)
 

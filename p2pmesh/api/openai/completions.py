@@ -200,7 +200,7 @@ class CompletionsStream:
             choice["logprobs"] = self._logprobs[index].fields(piece.logprobs)
         return (self._chunk(choice),)
 
-    def close(self, index: int, reason: FinishReason) -> Events:
+    def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
         """The chunk that carries the finish reason and no text."""
         return (self._chunk(_choice(index, "", reason)),)
 

@@ -302,6 +302,7 @@ class WholeAnswer(_AnswerFacts):
         self._parts: dict[int, list[Piece]] = {}
         self._prompts: dict[int, tuple[int, ...] | None] = {}
         self._reasons: dict[int, FinishReason] = {}
+        self._stops: dict[int, str] = {}
 
     async def begin(self, index: int, started: GenerationStarted) -> None:
         """Notes the head."""
@@ -319,6 +320,7 @@ class WholeAnswer(_AnswerFacts):
         """Collects what was held back."""
         piece, self._reasons[index] = self._note_end(index, finished)
         self._parts[index].append(piece)
+        self._stops[index] = finished.stop
 
     async def finish(self) -> None:
         """Sends the answer."""
@@ -351,7 +353,7 @@ class WholeAnswer(_AnswerFacts):
             logprobs,
             tuple(one for part in parts for one in part.calls),
         )
-        return Choice(index, piece, self._reasons[index], self._prompts[index])
+        return Choice(index, piece, self._reasons[index], self._prompts[index], self._stops[index])
 
     async def fail(self, error: P2PMeshError) -> None:
         """Sends the error in its place."""
@@ -401,7 +403,7 @@ class StreamedAnswer(_AnswerFacts):
         """Sends the text held back and the finish reason."""
         piece, reason = self._note_end(index, finished)
         held_back = self._events.add(index, piece) if piece.is_shown() else ()
-        await self._write((*held_back, *self._events.close(index, reason)))
+        await self._write((*held_back, *self._events.close(index, reason, finished.stop)))
 
     async def finish(self) -> None:
         """Sends the usage if asked for, and the end mark."""

@@ -1,7 +1,6 @@
 """``/v1/messages`` as Anthropic's clients ask for it: requests parsed, answers shaped, tokens counted.
 
-A translation of what is done for chats. A stop sequence and the model's own end look alike to a driver, so
-``stop_reason`` is ``end_turn`` for both.
+A translation of what is done for chats.
 """
 
 import json
@@ -232,7 +231,7 @@ class MessagesShape:
             shown = {"id": call["id"], "name": function["name"], "input": _as_object(function["arguments"])}
             content.append({"type": "tool_use", **shown})
         message = _message(head, content, usage.completion_tokens)
-        return message | {"stop_reason": _reason(choices[0].reason, has_calls=bool(piece.calls))}
+        return message | _end_fields(choices[0].reason, choices[0].stop, has_calls=bool(piece.calls))
 
     def stream(self, call: Call) -> "MessagesStream":
         """The answer as events."""
@@ -252,8 +251,13 @@ def _as_object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _reason(reason: FinishReason, *, has_calls: bool) -> str:
-    return "tool_use" if has_calls and reason is FinishReason.STOP else _REASONS[reason]
+def _end_fields(reason: FinishReason, stop: str, *, has_calls: bool) -> dict[str, Any]:
+    """Why an answer ended, and the stop sequence that ended it."""
+    if has_calls and reason is FinishReason.STOP:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if stop:
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    return {"stop_reason": _REASONS[reason], "stop_sequence": None}
 
 
 def _message(head: AnswerHead, content: list[dict[str, Any]], output_tokens: int) -> dict[str, Any]:
@@ -284,6 +288,7 @@ class MessagesStream:
         self._answer_id = ""
         self._has_calls = False
         self._reason = FinishReason.STOP
+        self._stop = ""
 
     def begin(self, head: AnswerHead) -> Events:
         """The message as it begins."""
@@ -306,15 +311,15 @@ class MessagesStream:
             events += self._call(part)
         return events
 
-    def close(self, index: int, reason: FinishReason) -> Events:
+    def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
         """The open block is complete; an answer without text has an empty one."""
-        self._reason = reason
+        self._reason, self._stop = reason, stop
         events = [] if self._block is not None or self._blocks else self._open("text", {"text": ""})
         return [*events, *self._close()]
 
     def finish(self, usage: Usage) -> Events:
         """Why it ended and what it took, then the end."""
-        delta = {"stop_reason": _reason(self._reason, has_calls=self._has_calls), "stop_sequence": None}
+        delta = _end_fields(self._reason, self._stop, has_calls=self._has_calls)
         used = {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_read_input_tokens": usage.cached_tokens,

@@ -353,7 +353,7 @@ class ResponsesStream:
             events += self._call(part)
         return events
 
-    def close(self, index: int, reason: FinishReason) -> Events:
+    def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
         """The open item is complete; an answer without text has an empty message."""
         self._reason = reason
         if self._item is None and self._done:

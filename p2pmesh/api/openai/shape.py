@@ -81,6 +81,8 @@ class Choice:
     piece: Piece
     reason: FinishReason
     prompt_token_ids: tuple[int, ...] | None = None
+    stop: str = ""
+    """The stop sequence that ended it, if one did."""
 
     def prompt_fields(self) -> dict[str, Any]:
         """``prompt_token_ids`` where they were asked for; which object holds them is the endpoint's choice."""
@@ -148,8 +150,8 @@ class StreamShape(Protocol):
     def add(self, index: int, piece: Piece) -> Events:
         """Part of a choice."""
 
-    def close(self, index: int, reason: FinishReason) -> Events:
-        """The choice is complete."""
+    def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
+        """The choice is complete; ``stop`` is the stop sequence that ended it, if one did."""
 
     def finish(self, usage: Usage) -> Events:
         """All choices are."""

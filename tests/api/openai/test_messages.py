@@ -10,7 +10,15 @@ from p2pmesh.api.errors import RequestError
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.openai.messages import parse_messages
 from p2pmesh.base.errors import EngineError, ErrorCode, Refused
-from p2pmesh.wire.generation import ChatMessage, FinishReason, GenerationDelta, ToolCall, ToolChoice
+from p2pmesh.core.tool_calls.formats import HERMES
+from p2pmesh.wire.generation import (
+    ChatMessage,
+    FinishReason,
+    GenerationDelta,
+    GenerationFinished,
+    ToolCall,
+    ToolChoice,
+)
 from tests.fakes.asgi import AsgiClient
 from tests.fakes.backend import MODEL, FakeBackend, say, started
 
@@ -53,6 +61,21 @@ async def test_a_whole_answer() -> None:
     }
     cut = (await ask(FakeBackend(script=say("a", reason=FinishReason.LENGTH)))).json()
     assert cut["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize(("called", "reason", "sequence"), [(False, "stop_sequence", "END"), (True, "tool_use", None)])
+async def test_a_stop_sequence_that_ended_an_answer_is_named(called: bool, reason: str, sequence: str | None) -> None:
+    text = HERMES.write([ToolCall("", "weather", "{}")]) if called else "so "
+    script = (
+        replace(started(), call_format=HERMES.name),
+        GenerationDelta((1,), text),
+        GenerationFinished(FinishReason.STOP, "", 1, stop="END"),
+    )
+    body: dict[str, Any] = {"stop_sequences": ["END"], "tools": [{"name": "weather", "input_schema": {}}]}
+    whole = (await ask(FakeBackend(script=script), **body)).json()
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+    events = events_of(await ask(FakeBackend(script=script), stream=True, **body))
+    assert events[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
 
 
 async def test_a_stream_opens_and_closes_each_block() -> None:
