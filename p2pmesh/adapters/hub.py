@@ -34,6 +34,9 @@ ENDPOINT_VARIABLE = "HF_ENDPOINT"
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 MAX_SEARCH_RESULTS = 100
 QUESTION_DEADLINE_S = 300.0
+"""Of a node, which may wait for a hub that is slow."""
+COMMAND_QUESTION_DEADLINE_S = 30.0
+"""The same, of a command."""
 SEARCH_DEADLINE_S = 15.0
 """In all: somebody sits before it, and a search costs nothing to ask again."""
 SILENCE_S = 600.0
@@ -48,7 +51,8 @@ _CHILD = (sys.executable, "-m", "p2pmesh.adapters.hub_child")
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """Where the hub is, and how patient to be. ``connections`` are per file, waits double from ``first_wait_s``."""
+    """Where the hub is, and how patient to be. ``connections`` are per file, waits double from ``first_wait_s``, and
+    what a repository holds is told within ``question_s`` or not at all."""
 
     endpoint: str = DEFAULT_ENDPOINT
     is_offline: bool = False
@@ -56,6 +60,7 @@ class HubSettings:
     attempts: int = 6
     first_wait_s: float = 1.0
     timeout_s: float = 30.0
+    question_s: float = QUESTION_DEADLINE_S
 
     def hosts(self) -> tuple[str, ...]:
         """Hosts whose URLs mean this hub."""
@@ -105,7 +110,8 @@ class Hub:
 
         Raises ``Refused`` (``HUB_UNREACHABLE``, ``HUB_REFUSED``, ``MODEL_NOT_FOUND``).
         """
-        answer = await self._ask({"job": "list", "repository": repository, "revision": revision})
+        job = {"job": "list", "repository": repository, "revision": revision}
+        answer = await self._ask(job, self.settings.question_s)
         commit = answer.get("commit")
         if not isinstance(commit, str) or not is_commit(commit):
             raise Refused(ErrorCode.HUB_REFUSED, f"the hub at {self.settings.endpoint} tells no commit of {repository}")
@@ -172,7 +178,7 @@ class Hub:
 
     # --- the child
 
-    async def _ask(self, job: dict[str, Any], deadline_s: float = QUESTION_DEADLINE_S) -> dict[str, Any]:
+    async def _ask(self, job: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         try:
             with trio.fail_after(deadline_s):
                 async with self._child(job) as answers:

@@ -5,13 +5,14 @@ Each command is a function from what was typed to plain values; how they look is
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from p2pmesh.adapters.hub import SEARCH_DEADLINE_S, TransferProgress
+from p2pmesh.adapters.hub import COMMAND_QUESTION_DEADLINE_S, SEARCH_DEADLINE_S, Hub, TransferProgress
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_source import paths_of_model
 from p2pmesh.app.client import fetch_status
@@ -32,6 +33,12 @@ from p2pmesh.model.repository import models_among, quant_of
 from p2pmesh.ports.models import ModelFile
 
 Watch = Callable[[dict[str, Any]], None]
+Tell = Callable[[str], None]
+"""Hears, from another thread, what is waited for where that takes long."""
+
+
+def _tell_nobody(line: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,10 @@ class ModelsOptions:
     lanes: int = DEFAULT_LANES
 
     def open(self) -> ModelAccess:
-        """The models of the home."""
-        return open_access(self.home, self.hub_endpoint, self.is_offline)
+        """The models of the home, with a hub that is waited for as long as somebody sits before it."""
+        access = open_access(self.home, self.hub_endpoint, self.is_offline)
+        settings = replace(access.hub.settings, question_s=COMMAND_QUESTION_DEADLINE_S)
+        return ModelAccess(access.store, Hub(access.hub.cache, settings))
 
 
 def list_models(options: ModelsOptions) -> list[dict[str, Any]]:
@@ -69,21 +78,13 @@ def list_catalog() -> list[dict[str, Any]]:
 
 
 def search_hub(
-    options: ModelsOptions,
-    query: str,
-    limit: int,
-    tell: Callable[[str], None] = lambda line: None,
-    silence_s: float = SILENCE_S,
+    options: ModelsOptions, query: str, limit: int, tell: Tell = _tell_nobody, silence_s: float = SILENCE_S
 ) -> list[dict[str, Any]]:
-    """Repositories with GGUF files, those downloaded most first.
-
-    ``tell``, called from another thread, hears what is waited for where that takes long.
-    """
+    """Repositories with GGUF files, those downloaded most first."""
     if limit < 1:
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"--limit must be at least 1, not {limit}")
     hub = options.open().hub
-    waits = f"waiting: the hub at {hub.settings.endpoint} is asked, for {SEARCH_DEADLINE_S:.0f} s at most"
-    with Silence(lambda: tell(waits), silence_s):
+    with _asking(hub, "is asked", SEARCH_DEADLINE_S, tell, silence_s):
         found = trio.run(hub.search, query, limit)
     return [
         {
@@ -97,29 +98,43 @@ def search_hub(
     ]
 
 
-def show_model(options: ModelsOptions, reference: str) -> dict[str, Any]:
+def _asking(hub: Hub, question: str, deadline_s: float, tell: Tell, silence_s: float) -> Silence:
+    line = f"waiting: the hub at {hub.settings.endpoint} {question}, for {deadline_s:.0f} s at most"
+    return Silence(lambda: tell(line), silence_s)
+
+
+def _asking_for(hub: Hub, wanted: HubReference, tell: Tell, silence_s: float) -> Silence:
+    return _asking(hub, f"is asked for {wanted.repository}", hub.settings.question_s, tell, silence_s)
+
+
+def show_model(
+    options: ModelsOptions, reference: str, tell: Tell = _tell_nobody, silence_s: float = SILENCE_S
+) -> dict[str, Any]:
     """What one model holds, needs, and where it would fit; of a repository that is not here, what it offers."""
     access = options.open()
     found = access.store.find(reference)
     if isinstance(found, HubReference):
-        return trio.run(_show_repository, access, found)
+        with _asking_for(access.hub, found, tell, silence_s):
+            return trio.run(_show_repository, access, found)
     return _describe(trio.run(access.store.load, found), options)
 
 
-def pull_model(options: ModelsOptions, reference: str, watch: Watch) -> dict[str, Any]:
+def pull_model(
+    options: ModelsOptions, reference: str, watch: Watch, tell: Tell = _tell_nobody, silence_s: float = SILENCE_S
+) -> dict[str, Any]:
     """Fetches a model of the hub; what is whole already is not fetched again, but the hub is asked what is newest."""
     access = options.open()
-    return _summary_of(trio.run(_pull, access, reference, watch))
-
-
-async def _pull(access: ModelAccess, reference: str, watch: Watch) -> ModelFile:
-    def tell(progress: TransferProgress) -> None:
-        watch(describe_progress(progress))
-
     wanted = access.store.find_on_hub(reference)
-    if wanted is None:
-        return await access.obtain(reference, tell)  # a model that needs no hub, or an error that says so
-    return await access.fetch(wanted, tell)
+    with ExitStack() as waiting:
+
+        def note(progress: TransferProgress) -> None:
+            waiting.close()  # from here on progress is what is seen
+            watch(describe_progress(progress))
+
+        if wanted is None:  # a model that needs no hub, or an error that says so
+            return _summary_of(trio.run(access.obtain, reference, note))
+        waiting.enter_context(_asking_for(access.hub, wanted, tell, silence_s))
+        return _summary_of(trio.run(access.fetch, wanted, note))
 
 
 async def _show_repository(access: ModelAccess, wanted: HubReference) -> dict[str, Any]:

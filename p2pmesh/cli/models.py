@@ -46,14 +46,14 @@ def _search(args: Namespace) -> int:
 
 
 def _show(args: Namespace) -> int:
-    return _print_facts(args, model_commands.show_model(_options(args), args.model))
+    return _print_facts(args, model_commands.show_model(_options(args), args.model, _tell))
 
 
 def _pull(args: Namespace) -> int:
     line = FetchLine(sys.stderr)
     try:
         facts = model_commands.pull_model(
-            _options(args), args.model, lambda fields: line.show(fields, printable(describe_fetch(fields)))
+            _options(args), args.model, lambda fields: line.show(fields, printable(describe_fetch(fields))), _tell
         )
     finally:
         line.end()

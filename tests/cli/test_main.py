@@ -343,7 +343,7 @@ def test_status_and_models_as_text_and_json(
 ) -> None:
     monkeypatch.setattr("p2pmesh.app.model_commands.list_models", lambda options: [])
     monkeypatch.setattr("p2pmesh.app.model_commands.list_unusable", lambda options: ())
-    monkeypatch.setattr("p2pmesh.app.model_commands.show_model", lambda options, reference: {"name": reference})
+    monkeypatch.setattr("p2pmesh.app.model_commands.show_model", lambda options, reference, tell: {"name": reference})
     client = ModuleType("client")
     client.fetch_status = lambda home: {"peer_id": "x"}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "p2pmesh.app.client", client)
