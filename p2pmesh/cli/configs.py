@@ -18,7 +18,7 @@ from p2pmesh.cli.settings import Settings, as_rows, config_path, is_there, requi
 
 def make_settings() -> Settings:
     """Of this command line."""
-    return Settings(build_parser, up_options)
+    return Settings(build_parser(), up_options)
 
 
 class FileOfUp:
@@ -26,7 +26,8 @@ class FileOfUp:
 
     def __init__(self, args: Namespace, argv: Sequence[str]) -> None:
         self._args = Namespace(**{name: value for name, value in vars(args).items() if name != "file"})
-        self._argv = tuple(argv)
+        self._settings = make_settings()
+        self._typed = self._settings.typed(argv)
         self._path = config_path(args)
         if args.config:
             require_file(self._path)
@@ -40,8 +41,7 @@ class FileOfUp:
         """What ``up`` is asked for; ``ConfigError`` where the file makes no sense."""
         if not is_there(self._path):
             return self._args
-        settings = make_settings()
-        return settings.merged(self._args, settings.typed(self._argv), settings.read(self._path))
+        return self._settings.merged(self._args, self._typed, self._settings.read(self._path))
 
     def read(self) -> Reading:
         """For a node that is up already, so that no invite is read again.
@@ -49,7 +49,7 @@ class FileOfUp:
         One that looks for a pool, or founded its mesh, has none.
         """
         merged = self.merged()
-        keys = make_settings().values_of(merged)
+        keys = self._settings.values_of(merged)
         has_joined = bool(merged.join or merged.join_file or merged.rejoin) and not merged.auto
         joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": has_joined})
         return Reading(up_options(joined), keys)

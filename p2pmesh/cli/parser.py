@@ -6,6 +6,7 @@ Only syntax is checked here (exit 2); meaning is checked by the records of ``app
 import argparse
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from p2pmesh import __version__
@@ -53,8 +54,9 @@ from p2pmesh.core.relaying import RelayService
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype, dtype_of_label
 
 
+@cache
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; ``command`` in its result names what to run."""
+    """The parser; ``command`` in its result names what to run. Made once: that takes a good part of a start."""
     parser: argparse.ArgumentParser = OneLineParser(
         prog="p2pmesh",
         description="Machines that people can spare, as one OpenAI-compatible endpoint.",

@@ -31,7 +31,6 @@ REFUSED = {
     "rejoin": "give it on the command line",
 }
 """Options that are no keys, and why."""
-BuildParser = Callable[[], argparse.ArgumentParser]
 MakeOptions = Callable[[argparse.Namespace], UpOptions]
 
 
@@ -45,12 +44,11 @@ class Setting:
 
 
 class Settings:
-    """The keys of ``config.toml``. ``build`` makes the whole parser, ``make`` the options of its ``up``."""
+    """The keys of ``config.toml``. ``parser`` is that of the whole command line, ``make`` the options of its ``up``."""
 
-    def __init__(self, build: BuildParser, make: MakeOptions) -> None:
-        self._build = build
+    def __init__(self, parser: argparse.ArgumentParser, make: MakeOptions) -> None:
         self._make = make
-        self._parser = build()
+        self._parser = parser
         actions = (action for action in _up_of(self._parser)._actions if action.dest != "help")
         self._actions = {_key_of(action): action for action in actions}
         self._keys = tuple(sorted(set(self._actions) - set(REFUSED)))
@@ -62,10 +60,15 @@ class Settings:
 
     def typed(self, argv: Sequence[str]) -> frozenset[str]:
         """The names under which options of ``up`` were given on the command line."""
-        parser = self._build()
-        for action in _up_of(parser)._actions:  # argparse offers no other way to its options
-            action.default = argparse.SUPPRESS
-        return frozenset(vars(parser.parse_args(list(argv))))
+        actions = _up_of(self._parser)._actions  # argparse offers no other way to its options
+        defaults = [action.default for action in actions]
+        try:
+            for action in actions:
+                action.default = argparse.SUPPRESS
+            return frozenset(vars(self._parser.parse_args(list(argv))))
+        finally:
+            for action, default in zip(actions, defaults, strict=True):
+                action.default = default
 
     def read(self, path: Path) -> tuple[Entry, ...]:
         """The entries of a file whose every value makes sense, also together; raises ``ConfigMistakes`` with all

@@ -54,6 +54,17 @@ def test_what_is_typed_counts_before_the_file_even_where_it_is_the_default(home:
     assert (options.port, options.models, options.lanes) == (9337, ("b",), 2)
 
 
+def test_the_options_are_made_once_and_what_is_typed_changes_none_of_their_defaults(home: Path) -> None:
+    write(home, 'port = 5\nmodel = ["a"]\n')
+    build_parser.cache_clear()
+    argv = ["up", "--lanes", "2"]
+    file = FileOfUp(build_parser().parse_args(argv), argv)
+    assert file.merged() == file.merged()
+    assert file.read() == file.read()
+    assert build_parser.cache_info().misses == 1
+    assert up_options(build_parser().parse_args(["up"])) == UpOptions(home=home)
+
+
 def test_no_file_is_no_mistake_and_a_named_one_must_be_there(home: Path) -> None:
     assert up() == UpOptions(home=home)
     assert main(["up", "--config", str(home / "none.toml")]) == 2

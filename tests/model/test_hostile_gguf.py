@@ -2,7 +2,6 @@
 
 import tracemalloc
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,9 +50,8 @@ def test_the_reader_refuses_with_a_reason_and_little_memory(seed: int) -> None:
 
 @pytest.mark.parametrize("command", ["build", "show"])
 def test_commands_refuse_with_one_line_and_leave_nothing(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "build_parser", cache(cli.build_parser))  # most of the time would go into making it
     path, out = tmp_path / "hostile.gguf", tmp_path / "out"
     arguments = ["package", "build", str(path), str(out)] if command == "build" else ["models", "show", str(path)]
     run: Callable[[], int] = lambda: cli.main([*arguments, "--home", str(tmp_path / "home")])  # noqa: E731
