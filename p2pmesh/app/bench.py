@@ -20,7 +20,7 @@ from p2pmesh.adapters.llama.launcher import LauncherOptions, LlamaEngineLauncher
 from p2pmesh.adapters.llama.plain_loop import measure_plain_decode
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_engine import measure_engine_decode, whole_model_spec
-from p2pmesh.app.bench_nodes import BenchNodes, open_nodes
+from p2pmesh.app.bench_nodes import BenchNodes, ended_by_signals, open_nodes
 from p2pmesh.app.bench_stream import stream_token_times, tokens_per_s
 from p2pmesh.app.config import BenchDecodeOptions
 from p2pmesh.app.model_access import open_access
@@ -28,6 +28,12 @@ from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.ports.models import ModelFile
 
 REPEATS = 5
+FIRST_LOOP_S = 60.0
+FIRST_TOKEN_S = 1.0
+"""Patience with the first plain loop, and for each token of it: nothing is known of the machine yet."""
+LEAST_PATIENCE_S = 30.0
+PATIENCE = 10
+"""With later ones, times what the one before took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,14 @@ class _DecodeBench:
         self.model: ModelFile = trio.run(store.resolve, options.model or DEMO_MODEL)
         # Any tokens do: the loops below decode whatever the model says next. The first ones are control tokens.
         self._prompt = tuple(100 + (7 * i) % 1000 for i in range(options.prompt_tokens))
+        self._plain_timeout_s = FIRST_LOOP_S + FIRST_TOKEN_S * (options.prompt_tokens + options.decode_tokens)
 
     async def rows(self, show: Callable[[Row], None]) -> tuple[Row, ...]:
         """The table's rows, in order; each is shown as soon as it is measured."""
+        async with ended_by_signals():
+            return await self._rows(show)
+
+    async def _rows(self, show: Callable[[Row], None]) -> tuple[Row, ...]:
         rows: list[Row] = []
 
         async def add(name: str, measure: Callable[[], Awaitable[float]], predicted_us: int | None = None) -> None:
@@ -136,10 +147,12 @@ class _DecodeBench:
         )
 
     async def _plain(self) -> float:
-        options = self._options
-        return await trio.to_thread.run_sync(
-            measure_plain_decode, self.model.path, options.prompt_tokens, options.decode_tokens
+        options, began_s = self._options, trio.current_time()
+        rate = await measure_plain_decode(
+            self.model.path, options.prompt_tokens, options.decode_tokens, self._plain_timeout_s
         )
+        self._plain_timeout_s = max(LEAST_PATIENCE_S, PATIENCE * (trio.current_time() - began_s))
+        return rate
 
     async def _measure_api(self, api_url: str) -> float:
         return await trio.to_thread.run_sync(self._read_stream, api_url, abandon_on_cancel=True)  # type: ignore[call-arg]

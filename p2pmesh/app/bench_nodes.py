@@ -148,16 +148,23 @@ async def open_nodes(scratch: Path, engine_cache: Path | None = None) -> AsyncIt
 
     What ``engine_cache`` says of this machine is copied into each home.
     """
+    async with ended_by_signals() as nursery:
+        nodes = BenchNodes(nursery, scratch, engine_cache)
+        try:
+            yield nodes
+        finally:
+            with trio.CancelScope(shield=True):
+                await nodes.stop_all()
+
+
+@asynccontextmanager
+async def ended_by_signals() -> AsyncIterator[trio.Nursery]:
+    """A scope of a benchmark with its nursery, which ends by Ctrl-C and by SIGTERM, and says so in one line."""
     try:
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_end_at_signal)
-                nodes = BenchNodes(nursery, scratch, engine_cache)
-                try:
-                    yield nodes
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await nodes.stop_all()
+                yield nursery
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt) is None:

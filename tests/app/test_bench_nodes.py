@@ -1,5 +1,7 @@
 """How the benchmarks wait for their nodes: never for ever. The nodes here are programs that tell what a test says."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -7,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from p2pmesh.app.bench_nodes import NodeProcess
-from p2pmesh.base.errors import Refused
+from p2pmesh.app.bench_nodes import NodeProcess, ended_by_signals
+from p2pmesh.base.errors import EngineError, ErrorCode, Refused
 
 PATIENCE_S = 60
 
@@ -53,3 +55,24 @@ async def test_a_node_that_ended_is_not_waited_for() -> None:
             with pytest.raises(Refused, match="see its output above"):
                 await node.wait_for("joined")
             assert not node.events
+
+
+async def test_a_benchmark_that_is_told_to_stop_says_so_in_one_error_whatever_breaks_with_it() -> None:
+    with trio.fail_after(PATIENCE_S), pytest.raises(Refused, match="told to stop"):
+        await be_told_to_stop()
+
+
+async def be_told_to_stop() -> None:
+    async with ended_by_signals() as nursery:
+        nursery.start_soon(fail_when_cancelled)
+        await wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await trio.sleep_forever()
+
+
+async def fail_when_cancelled() -> None:
+    """As what measures does where its processes are told to stop, too."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        raise EngineError(ErrorCode.ENGINE_CRASHED, "the plain loop ended")

@@ -5,26 +5,42 @@ large enough, what llama.cpp does best by default. It runs as a process of its o
 """
 
 import json
+import subprocess
 import sys
 
-from p2pmesh.adapters.child_environment import engine_environment
-from p2pmesh.adapters.child_runs import run_module
-from p2pmesh.adapters.processors import usable_threads
+import trio
 
-_TIMEOUT_SECONDS = 600.0
+from p2pmesh.adapters.child_environment import engine_environment
+from p2pmesh.adapters.processors import usable_threads
+from p2pmesh.base.errors import EngineError, ErrorCode
+
+_MODULE = "p2pmesh.adapters.llama.plain_loop"
 _BATCH_TOKENS = 256
 _WARM_UP_TOKENS = 8
 
 
-def measure_plain_decode(path: str, prompt_tokens: int, decode_tokens: int, threads: int | None = None) -> float:
+async def measure_plain_decode(path: str, prompt_tokens: int, decode_tokens: int, timeout_s: float) -> float:
     """Tokens per second of decode after a prompt of ``prompt_tokens`` (pseudo-random) ids.
 
-    Blocks for as long as it takes, at most ten minutes; raises ``subprocess.SubprocessError`` when the loop fails.
+    Cancelled, or too slow, the loop is ended. ``EngineError`` (``DEADLINE_EXCEEDED``, ``ENGINE_CRASHED``).
     """
-    arguments = [path, prompt_tokens, decode_tokens, threads or usable_threads()]
-    module, environment = "p2pmesh.adapters.llama.plain_loop", engine_environment()
-    finished = run_module(module, json.dumps(arguments), timeout_s=_TIMEOUT_SECONDS, environment=environment)
-    finished.check_returncode()
+    arguments = json.dumps([path, prompt_tokens, decode_tokens, usable_threads()])
+    try:
+        with trio.fail_after(timeout_s):
+            finished: subprocess.CompletedProcess[bytes] = await trio.run_process(
+                [sys.executable, "-m", _MODULE, arguments],
+                capture_stdout=True,
+                capture_stderr=True,
+                check=False,
+                env=engine_environment(),
+            )
+    except trio.TooSlowError:
+        text = f"the plain loop did not end within {timeout_s:.0f} s: try again with less load, or with fewer --tokens"
+        raise EngineError(ErrorCode.DEADLINE_EXCEEDED, text) from None
+    if finished.returncode != 0:
+        last = finished.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it says nothing"]
+        text = f"the plain loop ended with {finished.returncode}: {last[0][:300]}"
+        raise EngineError(ErrorCode.ENGINE_CRASHED, text)
     return float(json.loads(finished.stdout)["tokens_per_second"])
 
 
