@@ -5,7 +5,7 @@ port; that a model or an invite is usable is found out by those who use them.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -488,6 +488,14 @@ def _invalid(message: str) -> ConfigError:
 def _check_discovery(options: UpOptions) -> None:
     if options.pool.is_asked_for and options.discovery is Discovery.NONE:
         raise _invalid("--discovery none looks for nobody; leave --publish and --auto away, or take mdns or nostr")
+
+
+def check_typed_relays(relays: Sequence[str], discovery: Discovery) -> None:
+    """Refuses relays for listings that were typed where none is asked."""
+    if relays and discovery is not Discovery.NOSTR:
+        raise _invalid(
+            f"--nostr-relay: with --discovery {discovery.value} no relay is asked; leave one of the two away"
+        )
 
 
 def _check_range(what: str, value: int, least: int, most: int) -> None:

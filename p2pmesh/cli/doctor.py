@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from p2pmesh.app.config import Discovery, choose_home
+from p2pmesh.app.config import Discovery, check_typed_relays, choose_home
 from p2pmesh.app.config_file import CONFIG_NAME
 from p2pmesh.app.doctor import Checkup, DoctorOptions, check_network
 from p2pmesh.cli.configs import make_settings
@@ -39,6 +39,7 @@ def _options(args: Namespace) -> DoctorOptions:
     entries = [one for one in settings.read(home / CONFIG_NAME) if one.name != "join_file"]
     up = up_options(settings.merged(blank, (), entries))
     discovery = None if args.discovery is None else Discovery(args.discovery)
+    check_typed_relays(args.nostr_relay, discovery or Discovery.NOSTR)
     return DoctorOptions(
         home, discovery, up.discovery, up.listen, up.announce, up.pool.relays_to_use, up.pool.is_asked_for,
         tuple(args.nostr_relay),

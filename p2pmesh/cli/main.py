@@ -19,6 +19,7 @@ from p2pmesh.app.config import (
     BenchPlannerOptions,
     LogFormat,
     UpOptions,
+    check_typed_relays,
     choose_home,
 )
 from p2pmesh.app.config_file import ConfigMistakes
@@ -148,6 +149,7 @@ _OF_POOLS = ("pool_name", "region", "avoid_pool", "nostr_relay")
 
 def _refuse_idle_pool_options(args: Namespace, options: UpOptions) -> None:
     """Only what was typed: a file may well name a pool for times when it is asked for."""
+    check_typed_relays(args.nostr_relay, options.discovery)
     idle = [f"--{name.replace('_', '-')}" for name in _OF_POOLS if getattr(args, name)]
     if idle and not options.pool.is_asked_for:
         text = f"{', '.join(idle)}: give --publish or --auto with it, for only public pools have it"

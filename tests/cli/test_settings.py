@@ -180,6 +180,18 @@ def test_an_option_of_pools_is_not_ignored_where_none_is_asked_for(
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "discovery"), [("up", "mdns"), ("up", "none"), ("up --publish", "mdns"), ("doctor network", "mdns")]
+)
+def test_a_relay_that_nobody_would_ask_is_not_ignored(
+    command: str, discovery: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--discovery", discovery, "--nostr-relay", "wss://a.example"]) == 2
+    assert capsys.readouterr().err == (
+        f"p2pmesh: --nostr-relay: with --discovery {discovery} no relay is asked; leave one of the two away\n"
+    )
+
+
 def test_a_file_that_is_read_again_reads_no_invite(home: Path) -> None:
     write(home, 'join_file = "/nowhere"\nlanes = 2\n')
     argv = ["up"]
