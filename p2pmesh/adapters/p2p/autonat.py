@@ -23,7 +23,7 @@ from p2pmesh.adapters.p2p.deadlines import shielded_for
 from p2pmesh.adapters.p2p.delimited import receive_delimited, send_delimited
 from p2pmesh.adapters.p2p.keys import libp2p_id
 from p2pmesh.adapters.p2p.streams import PeerStream
-from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, RemoteProtocolError
+from p2pmesh.base.errors import ConfigError
 from p2pmesh.base.quantities import KIB, MICROS_PER_SECOND, Micros, micros
 from p2pmesh.core.allowance import spend
 from p2pmesh.core.reachability import DialBack, network_of
@@ -159,28 +159,10 @@ async def prove_dialable(upgrader: TransportUpgrader, address: TcpAddress, peer:
 
 async def read_observed(stream: PeerStream) -> tuple[str, int] | None:
     """Host and port at which the other end of an identify stream sees us; None if it does not say. ``P2PMeshError``."""
-    size_bytes = await _read_length(stream)
-    identify = Identify()
+    identify = await receive_delimited(stream, Identify, MAX_IDENTIFY_BYTES)
     try:
-        identify.ParseFromString(await stream.receive_exactly(size_bytes))
         seen = parse_tcp_address(_text_of(identify.observed_addr))
         host = ip_address(seen.host)
     except (ConfigError, ValueError):
         return None  # also for a name: nobody sees a name
-    except Exception as error:  # protobuf raises several kinds
-        if isinstance(error, P2PMeshError):
-            raise
-        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "no identify message") from error
     return None if host.is_unspecified or host.is_multicast else (str(host), seen.port)
-
-
-async def _read_length(stream: PeerStream) -> int:
-    length, shift = 0, 0
-    while True:
-        byte = (await stream.receive_exactly(1))[0]
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if length > MAX_IDENTIFY_BYTES or shift > 28:
-            raise RemoteProtocolError(ErrorCode.MESSAGE_TOO_LARGE, "an identify message that is too long")
-        if not byte & 0x80:
-            return length
