@@ -37,6 +37,8 @@ from p2pmesh.wire.dtype import WireDtype
 
 SETTLE_S = 8.0
 """Spare engines are ready by then, on a machine that has measured its models before."""
+SPARE_S = 90.0
+"""A peer that came back is a spare again within it, or the matrix strikes without one."""
 READY_S = 300.0
 """Within this another run serves, or the matrix goes on without it."""
 MOST_FAULTS = 100_000
@@ -197,7 +199,17 @@ class _Load:
         for case in cases if options.cases is None else choose_cases(cases, options.cases, options.seed):
             await self._strike_at(case)
 
+    async def _wait_for_spares(self) -> None:
+        """A loss that finds no engine ready says nothing of recovery with one."""
+        with trio.move_on_after(SPARE_S) as scope:
+            while not await self._overlay.are_spares_ready():  # noqa: ASYNC110 - the state is another process's
+                await trio.sleep(0.5)
+        if scope.cancelled_caught:
+            self._tally.without_spare += 1
+            self._show(f"within {SPARE_S:.0f} s no spare had an engine ready for every stage")
+
     async def _strike_at(self, case: Case) -> None:
+        await self._wait_for_spares()
         is_due, runs = trio.Event(), self._overlay.runs
         fault = Fault(0.0, FaultKind(self._options.faults[0]), case.stage)
 

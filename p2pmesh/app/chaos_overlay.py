@@ -6,6 +6,8 @@ Real node processes whose connections all go through ``app.chaos_links``. What i
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
 import trio
 
@@ -13,7 +15,9 @@ from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess
 from p2pmesh.app.chaos_faults import Victim, engines_of
 from p2pmesh.app.chaos_links import Links, free_port
 from p2pmesh.app.chaos_report import Tally
+from p2pmesh.app.client import ask_console
 from p2pmesh.app.config import ChaosOptions
+from p2pmesh.base.errors import P2PMeshError
 
 COORDINATOR = "coordinator"
 NODE_PROGRAM = "p2pmesh.cli.chaos_node"
@@ -104,6 +108,16 @@ class ChaosOverlay:
             case "request_recovered":
                 self._tally.recovered.append(event)
 
+    async def are_spares_ready(self) -> bool:
+        """Whether an engine is ready for every stage of the run that serves, where spares were given."""
+        if not self._options.spares:
+            return True
+        home = self._nodes.home_of(COORDINATOR)
+        with suppress(P2PMeshError):  # a busy coordinator answers the next time
+            status = await trio.to_thread.run_sync(ask_console, home, "GET", "/api/status")
+            return any(_has_spares(placement) for placement in status["placements"])
+        return False
+
     # --- who is who ------------------------------------------------------------------------
     def victim(self, stage: int) -> Victim | None:
         """Who holds a stage of the newest run, if it lives."""
@@ -130,3 +144,8 @@ class ChaosOverlay:
         for pid, name in tuple(found.items()):
             found.update((engine, f"{name} engine") for engine in engines_of(pid))
         return found
+
+
+def _has_spares(placement: Mapping[str, Any]) -> bool:
+    waiting = {tuple(standby["layers"]) for standby in placement["standbys"]}
+    return placement["phase"] == "serving" and {tuple(stage["layers"]) for stage in placement["stages"]} <= waiting

@@ -46,6 +46,8 @@ class Tally:
     refusals: int = 0
     unprovoked: int = 0
     """Runs that were withdrawn though no fault was done since the last one began to serve."""
+    without_spare: int = 0
+    """Cases of the matrix for which no spare engine was ready in time."""
 
     def count(self, answer: Answer, expected: Sequence[str]) -> None:
         """One answer, compared with the undisturbed one."""
@@ -89,6 +91,7 @@ class Tally:
             "needless_replacements": sum(struck.is_needless for struck in self.struck),
             "unprovoked_withdrawals": self.unprovoked,
             "refused_and_repeated": self.refusals,
+            "struck_without_spare": self.without_spare,
             "recoveries": len(self.recovered),
             "inexact_recoveries": sum(not event["is_exact"] for event in self.recovered),
             "stall_ms": quantiles([event["stall_ms"] for event in self.recovered]),
@@ -138,7 +141,8 @@ def describe_chaos(report: Mapping[str, Any]) -> list[str]:
         f"runs replaced for what is no loss: {report['needless_replacements']}, "
         f"without a fault to blame: {report['unprovoked_withdrawals']}",
         f"recoveries: {report['recoveries']}, of which {report['inexact_recoveries']} inexact; "
-        f"stalls: {_quantiles(report['stall_ms'])}",
+        f"stalls: {_quantiles(report['stall_ms'])}; struck before spare engines were ready: "
+        f"{report['struck_without_spare']}",
         *_table(report["faults"]),
         *_table(report["memory"]),
         *report["details"],

@@ -117,6 +117,10 @@ class Coordinator:
                 nursery.start_soon(self._mover.keep)
                 await self._serve()
 
+    def described_standbys(self) -> list[dict[str, object]]:
+        """Engines that spare peers keep ready for stages of it, as plain values."""
+        return self._standbys.described()
+
     async def keep_standbys(self) -> None:
         """For a run that another loaded, until cancelled; what it serves with is told by ``adopt``."""
         async with trio.open_nursery() as nursery:

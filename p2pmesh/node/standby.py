@@ -78,6 +78,16 @@ class Standbys:
         standby = self._held.get(layers)
         return standby.peer if standby is not None and standby.is_ready else None
 
+    def described(self) -> list[dict[str, object]]:
+        """Engines that are ready, by the layers of their stages, as plain values."""
+        waiting = ((layers, one.peer) for layers, one in self._held.items() if one.is_ready)
+        ready = sorted((layers.start, layers.end, peer) for layers, peer in waiting if peer not in self._busy())
+        return [{"peer_id": peer, "layers": [start, end]} for start, end, peer in ready]
+
+    def _busy(self) -> frozenset[PeerId]:
+        """Whoever has just become one of the run gives its engines back."""
+        return frozenset(stage.peer_id for stage in self._wanted.stages) if self._wanted is not None else frozenset()
+
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for its engine."""
         return any(digest in one.files and one.peer == peer for one in self._held.values())

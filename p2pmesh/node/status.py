@@ -56,6 +56,9 @@ class ModelCoordinator(Protocol):
     def run(self) -> CoordinatedRun | None:
         """The present run."""
 
+    def described_standbys(self) -> list[dict[str, object]]:
+        """Engines that wait for a stage of it to be lost."""
+
 
 def describe_node(
     overlay: Overlay,
@@ -189,6 +192,7 @@ def _describe_stage(run: StageRun) -> dict[str, Any]:
 def _describe_placement(coordinator: ModelCoordinator) -> dict[str, Any]:
     run = coordinator.run
     described: dict[str, Any] = {"model": coordinator.model_name, "phase": "waiting", "stages": []}
+    described["standbys"] = coordinator.described_standbys()
     if run is not None:
         described |= {"phase": run.phase.value, "run_id": run.run_id.hex(), "stages": run.described_stages()}
         predicted = run.predicted

@@ -231,6 +231,10 @@ class AdoptedRun:
         """Its model is not known here."""
         return None
 
+    def described_standbys(self) -> list[dict[str, object]]:
+        """As ``Coordinator``'s, where engines can be kept ready."""
+        return [] if self._coordinator is None else self._coordinator.described_standbys()
+
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges, as plain values."""
         return [{"peer_id": s.peer_id, "layers": [s.layer_start, s.layer_end]} for s in self._held.load.stages]

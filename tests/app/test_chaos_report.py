@@ -50,6 +50,7 @@ def test_a_run_that_is_replaced_because_a_stage_is_slow_is_a_failure() -> None:
 
 def test_the_report_says_what_was_lost_and_by_what() -> None:
     tally = Tally(recovered=[{"is_exact": True, "stall_ms": 9}, {"is_exact": False, "stall_ms": 11}])
+    tally.without_spare = 3
     tally.count(Answer("finished", data=list(DATA)), DATA)
     tally.count(Answer("failed", "gone", data=["a"]), DATA)
     tally.struck += [struck(FaultKind.CORRUPT), struck(FaultKind.SLOW)]
@@ -59,6 +60,7 @@ def test_the_report_says_what_was_lost_and_by_what() -> None:
         "2 requests of m: 1 failed, 1 identical",
         "replaced for what is no loss: 0, without a fault to blame: 0",
         "2, of which 1 inexact; stalls: median",
+        "struck before spare engines were ready: 3",
         "failed after 1 pieces: gone",
     ):
         assert part in told

@@ -101,6 +101,9 @@ async def test_survivors_keep_their_engines_and_the_spare_has_one_ready(autojump
         nodes, spare = await with_spare(mesh)
         first, last = nodes[0].engine, nodes[2].engine
         waiting = {engine.spec.layers: engine for engine in spare.launcher.engines}
+        (placement,) = nodes[0].node.status()["placements"]
+        ranges = [stage["layers"] for stage in placement["stages"]]
+        assert placement["standbys"] == [{"peer_id": spare.peer, "layers": layers} for layers in ranges]
         assert waiting.keys() == {node.engine.spec.layers for node in nodes}
         assert nodes[0].node.stages.free_bytes < spare.node.stages.free_bytes
         layers = nodes[1].engine.spec.layers
@@ -110,6 +113,7 @@ async def test_survivors_keep_their_engines_and_the_spare_has_one_ready(autojump
         assert nodes[0].launcher.engines == [first]
         assert nodes[2].launcher.engines == [last]
         assert spare.node.table.runs()[0].engine is waiting[layers]
+        assert nodes[0].node.status()["placements"][0]["standbys"] == []
         await trio.sleep(2 * SETTLING_S)
         assert spare.launcher.engines == [waiting[layers]]  # busy itself, it is nobody's spare
 
