@@ -1,7 +1,7 @@
 """How long an answer may be waited for, by how long those before it took.
 
 A peer that always answers in milliseconds is not waited for as long as one whose machine is busy: what a client sees of
-a loss begins with this wait.
+a loss begins with this wait. One that took long to answer lately gets more than a stranger: a false alarm costs a run.
 """
 
 from collections import deque
@@ -14,7 +14,9 @@ ENOUGH = 4
 """Answers from which on the slowest of them says something."""
 FACTOR = 4
 LEAST_US = 500_000
-MOST_US = 1_000_000
+"""A packet that is lost twice on a short way comes within it: Linux sends again after 200 ms at least."""
+STRANGER_US = 1_000_000
+MOST_US = 3_000_000
 
 
 class Patience:
@@ -32,12 +34,18 @@ class Patience:
         self._took_us[peer] = recent
 
     def note_silence(self, peer: PeerId) -> None:
-        """It did not answer in time: if it lives, what was known of it holds no more."""
+        """It did not answer in time: if it lives, it is a stranger until its next ``RECENT`` answers, pings or not."""
         self._took_us.pop(peer, None)
+        self.note_answer(peer, STRANGER_US // FACTOR)
 
-    def of(self, peer: PeerId) -> int:
-        """Microseconds: four times its slowest recent answer, at least half a second; a second if it is not known."""
+    def of(self, peer: PeerId, slowest_ping_us: int | None = None) -> int:
+        """Microseconds: four times its slowest recent answer, from ``LEAST_US`` to ``MOST_US``.
+
+        Pings are answered by the same process: the slowest of some recent ones counts as an answer, and is enough where
+        too few questions were put. One of whom neither says anything gets ``STRANGER_US``.
+        """
         recent = self._took_us.get(peer, ())
-        if len(recent) < ENOUGH:
-            return MOST_US
-        return min(MOST_US, max(LEAST_US, FACTOR * max(recent)))
+        if slowest_ping_us is None and len(recent) < ENOUGH:
+            return STRANGER_US
+        slowest_us = max(slowest_ping_us or 0, *recent, 0)
+        return min(MOST_US, max(LEAST_US, FACTOR * slowest_us))

@@ -114,7 +114,7 @@ class Node:
         self.store = parts.store
         self.overlay = Overlay(ports, settings, self._report_overlay)
         self.table = RunTable(self.overlay, ports.network)
-        self.vigils = Vigils(self.overlay, ports.clock, ports.entropy, ports.network.round_trip_s)
+        self.vigils = Vigils(self.overlay, ports.clock, ports.entropy, ports.network)
         self.drivers = Drivers(ports.clock, ports.entropy, self.vigils, self._announce_models, report)
         self.links = Links(self.overlay, ports, self._is_generating)
         self.reach = Reach(self.overlay, ports, parts.reach, report)

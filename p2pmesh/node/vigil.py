@@ -2,32 +2,34 @@
 
 Membership (``node.liveness``) is in no hurry and asks others before it gives a peer up. A client that waits cannot be:
 whoever holds a stage of its request, or drives it, is asked as soon as nothing has come for ``SILENCE_S``, and is lost
-to that request if its node does not answer within ``ANSWER_S``, or within half of that where it has always answered at
-once (``core.patience``). A node answers beside its engine, however long that
-takes for a step; a frozen engine is found by its own node, by missed beats.
+to that request if its node does not answer in time: half a second where it has always answered at once, longer where it
+lately took long (``core.patience``). A node answers beside its engine, however long that takes for a step; a frozen
+engine is found by its own node, by missed beats.
+
+Who waits for one of a run's peers in vain has those who watch all of them ask at once: the driver answers its ingress
+also while a stage behind it is frozen, and the run's coordinator is often the same node.
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import ID_BYTES, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
-from p2pmesh.core.patience import LEAST_US, MOST_US, Patience
+from p2pmesh.core.patience import STRANGER_US, Patience
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.wire.control import Probe
 
 SILENCE_S = 0.3
-ANSWER_S = MOST_US / MICROS_PER_SECOND
-LEAST_S = LEAST_US / MICROS_PER_SECOND
+ANSWER_S = STRANGER_US / MICROS_PER_SECOND
 AGAIN_S = 1.0
 """After all have answered: the step is long, and they are asked again."""
-LAG_S = 0.3
+LAG_S = 0.1
 """If our own wait ended so much too late, this machine was busy or asleep, and silence proves nothing."""
 MAX_LAGS = 5
 """A machine that is always late never learns who is silent, and must not wait for that."""
@@ -48,7 +50,7 @@ Lost = Callable[[PeerId, P2PMeshError], None]
 """Told of the peer that does not answer."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Watch:
     """Somebody waits for these peers, and says when they were heard."""
 
@@ -58,6 +60,7 @@ class Watch:
     heard_at: Micros
     again_s: float = AGAIN_S
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    resting: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def hear(self) -> None:
         """All of them had a part in what has just come."""
@@ -66,6 +69,15 @@ class Watch:
     def end(self) -> None:
         """Nobody waits any more."""
         self.scope.cancel()
+
+    def is_roused_by(self, hasty: "Watch") -> bool:
+        """Whether another, which asks more often, has one of these peers asked now; so no two rouse each other."""
+        return self.again_s > hasty.again_s and not {peer for peer, _ in self.peers}.isdisjoint(dict(hasty.peers))
+
+    async def rest(self) -> None:
+        """Until the next question is due."""
+        with trio.CancelScope() as self.resting:
+            await trio.sleep(self.again_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,21 +88,32 @@ class _Question:
     started_at: Micros
     is_over: trio.Event = field(default_factory=trio.Event)
     is_answered: bool = False
+    waited_s: float = 0.0
+
+
+class Pings(Protocol):
+    """What a network measures of the way to a peer, in seconds; ``ports.network``."""
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """The newest."""
+
+    def slowest_round_trip_s(self, peer: PeerId) -> float | None:
+        """Of some."""
 
 
 class Vigils:
     """Asks the peers that somebody waits for."""
 
-    def __init__(
-        self, overlay: Overlay, clock: Clock, entropy: Entropy, round_trip_s: Callable[[PeerId], float | None]
-    ) -> None:
+    def __init__(self, overlay: Overlay, clock: Clock, entropy: Entropy, pings: Pings) -> None:
         self._overlay = overlay
-        self._round_trip_s = round_trip_s
+        self._pings = pings
         self._clock = clock
         self._entropy = entropy
         self._nursery: trio.Nursery | None = None
         self._open: dict[PeerId, _Question] = {}
         self._patience = Patience()
+        self._watches: list[Watch] = []
+        """Those that rest between questions longer than others do."""
         self._silent: dict[PeerId, tuple[Micros, _Question]] = {}
         """Those that were not answered, and until when that counts."""
 
@@ -122,17 +145,28 @@ class Vigils:
         return watch
 
     async def _keep(self, watch: Watch) -> None:
-        with watch.scope:
-            while True:
-                await self._wait_for_silence(watch)
-                questions = await self._ask_all(watch.peers)
-                # what came since a question was put came through all of them
-                silent = [q.peer for q in questions if not q.is_answered and watch.heard_at <= q.started_at]
-                if silent:
-                    text = f"peer {silent[0]} does not answer, waited {SILENCE_S + LEAST_S:.1f} s or more"
-                    watch.lost(silent[0], PeerUnavailable(ErrorCode.PEER_LOST, text))
-                    return
-                await trio.sleep(watch.again_s)
+        self._watches += [watch] if watch.again_s > AGAIN_S else []
+        try:
+            with watch.scope:
+                while await self._are_all_there(watch):
+                    await watch.rest()
+        finally:
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+    async def _are_all_there(self, watch: Watch) -> bool:
+        """Once nothing came for a while; whoever is not is lost."""
+        await self._wait_for_silence(watch)
+        for other in self._watches:
+            if other.is_roused_by(watch):
+                other.resting.cancel()
+        questions = await self._ask_all(watch.peers)
+        # what came since a question was put came through all of them
+        silent = [q for q in questions if not q.is_answered and watch.heard_at <= q.started_at]
+        if silent:
+            text = f"peer {silent[0].peer} does not answer, was asked {silent[0].waited_s:.2f} s ago"
+            watch.lost(silent[0].peer, PeerUnavailable(ErrorCode.PEER_LOST, text))
+        return not silent
 
     async def _wait_for_silence(self, watch: Watch) -> None:
         while True:
@@ -166,8 +200,7 @@ class Vigils:
         return self._silent[peer][1] if peer in self._silent else None
 
     async def _put(self, question: _Question, addresses: tuple[str, ...]) -> None:
-        way_s = min(ROUND_TRIPS * (self._round_trip_s(question.peer) or 0.0), MAX_WAY_S)
-        answer_s = self._patience.of(question.peer) / MICROS_PER_SECOND + way_s
+        answer_s = self._answer_s(question.peer)
         try:
             for _ in range(MAX_LAGS):
                 asked_at = trio.current_time()
@@ -182,10 +215,17 @@ class Vigils:
             question.is_answered = True  # for all that this machine can tell
         finally:
             del self._open[question.peer]
+            question.waited_s = answer_s
             if not question.is_answered:
                 self._patience.note_silence(question.peer)
                 self._silent[question.peer] = (Micros(self._clock.now() + int(FRESH_S * MICROS_PER_SECOND)), question)
             question.is_over.set()
+
+    def _answer_s(self, peer: PeerId) -> float:
+        way_s = min(ROUND_TRIPS * (self._pings.round_trip_s(peer) or 0.0), MAX_WAY_S)
+        slowest_s = self._pings.slowest_round_trip_s(peer)
+        slowest_us = None if slowest_s is None else round(slowest_s * MICROS_PER_SECOND)
+        return self._patience.of(peer, slowest_us) / MICROS_PER_SECOND + way_s
 
     async def _ask(self, peer: PeerId, addresses: tuple[str, ...], answer_s: float) -> None:
         """An answer, whatever it is: that the connection is the peer's own is proof enough of who gave it."""

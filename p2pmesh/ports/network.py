@@ -157,6 +157,9 @@ class Network(Protocol):
     def round_trip_s(self, peer: PeerId) -> float | None:
         """The newest round trip of the connection that streams are opened on; None before there is one."""
 
+    def slowest_round_trip_s(self, peer: PeerId) -> float | None:
+        """The slowest of its recent round trips; None before there are some."""
+
     def path_of(self, peer: PeerId) -> PathKind | None:
         """The path of that connection; None without a connection."""
 

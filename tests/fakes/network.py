@@ -240,6 +240,9 @@ class FakeNetwork:
     def round_trip_s(self, peer: PeerId) -> float | None:
         return self.overlay.link_of(self._peer_id, peer)[0] if peer in self.connected_peers() else None
 
+    def slowest_round_trip_s(self, peer: PeerId) -> float | None:
+        return self.round_trip_s(peer)
+
     def path_of(self, peer: PeerId) -> PathKind | None:
         return self.overlay.link_of(self._peer_id, peer)[1] if peer in self.connected_peers() else None
 

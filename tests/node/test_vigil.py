@@ -1,7 +1,7 @@
 """Frozen peers are lost to those who wait for them, slow ones are not; survivors and spares lose no time loading."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -229,8 +229,23 @@ class SilentOverlay:
         await trio.lowlevel.checkpoint()
 
 
-def vigils_over(overlay: SilentOverlay, round_trip_s: float | None = None) -> Vigils:
-    return Vigils(cast("Overlay", overlay), MockedClock(), FakeEntropy(1), lambda _: round_trip_s)
+@dataclass
+class FixedPings:
+    """Every peer is as far away, and nothing else is known of it."""
+
+    newest_s: float | None = None
+    slowest_s: float | None = None
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        return self.newest_s
+
+    def slowest_round_trip_s(self, peer: PeerId) -> float | None:
+        return self.slowest_s
+
+
+def vigils_over(overlay: SilentOverlay, round_trip_s: float | None = None, slowest_s: float | None = None) -> Vigils:
+    pings = FixedPings(round_trip_s, slowest_s)
+    return Vigils(cast("Overlay", overlay), MockedClock(), FakeEntropy(1), pings)
 
 
 OTHER = (PeerId("other"), ())
@@ -305,4 +320,34 @@ async def test_whoever_has_just_not_answered_is_not_waited_for_once_more(autojum
         await trio.sleep(FRESH_S)
         overlay.answer_s = 0.1
         assert await vigils.find_silent([OTHER]) == ()
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_answers_pings_at_once_is_known_to_be_silent_in_half_a_second(autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+    assert await silent_by(vigils_over(SilentOverlay(), 0.001, 0.002)) == ("other",)
+    assert trio.current_time() - began < 0.51
+    assert await silent_by(vigils_over(SilentOverlay(answer_s=1.5), 0.001, 0.4)) == ()  # a machine that is busy
+
+
+async def test_who_waits_in_vain_has_those_asked_who_watch_the_whole_run(autojump_clock: MockClock) -> None:
+    """The driver answers while a stage behind it is frozen; the coordinator looks only now and then."""
+    overlay, lost = SilentOverlay(answer_s=0.01), list[PeerId]()
+    async with trio.open_nursery() as nursery:
+        vigils = vigils_over(overlay, 0.001, 0.002)
+        await nursery.start(vigils.run)
+        run = vigils.watch([OTHER, (PeerId("stage"), ())], lambda peer, _: lost.append(peer), again_s=100)
+        elsewhere = vigils.watch([(PeerId("elsewhere"), ())], lambda peer, _: lost.append(peer), again_s=100)
+        await trio.sleep(10)
+        assert overlay.asked == 3
+        overlay.answer_s = 100
+        began = trio.current_time()
+        request = vigils.watch([OTHER], lambda peer, _: None)
+        await trio.sleep(1)
+        assert lost
+        assert trio.current_time() - began == 1
+        assert overlay.asked == 5  # nobody else was asked
+        for watch in (run, elsewhere, request):
+            assert watch is not None
+            watch.end()
         nursery.cancel_scope.cancel()

@@ -43,6 +43,7 @@ from p2pmesh.wire.stage import StageFrame, decode_frame, encode_frame
 
 _STDERR_KEPT_BYTES = 16 * 1024
 _EXIT_GRACE_SECONDS = 1.0
+_LOOK_SECONDS = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class LauncherOptions:
 
     ``threads`` None means every processor that this process may use. ``silence_seconds`` without a beat is a hung
     child, ``loading_silence_seconds`` while it loads, ``starting_silence_seconds`` before its first one: a slow machine
-    takes long to start Python. Time in which it wanted a processor and got none does not count. Without probing, no
+    takes long to start Python. Time in which it wanted a processor and got none does not count. One that the kernel
+    calls stopped, and that did not run meanwhile, is lost after ``stopped_seconds``. Without probing, no
     extra buffer types and the default spin are used. ``devices`` are where the layers of every stage go.
     """
 
@@ -60,6 +62,7 @@ class LauncherOptions:
     threads: int | None = None
     load_seconds: float = 600.0
     silence_seconds: float = 1.5
+    stopped_seconds: float = 0.45
     loading_silence_seconds: float = 3.0
     starting_silence_seconds: float = 30.0
     queued_frames: int = 64
@@ -350,10 +353,16 @@ class _ChildEngine:
     async def watch(self) -> None:
         """Ends a child that neither answers nor beats."""
         patience = Patience(self._child.process.pid)
-        while patience.counted_s(self._child.link.silent_s()) < self._patience_s():  # noqa: ASYNC110 - makes no event
-            await trio.sleep(self._options.silence_seconds / 4)
-        text = f"the engine process gave no sign of life for {self._patience_s():g} s and was killed"
-        self._hung = EngineError(ErrorCode.ENGINE_UNRESPONSIVE, text)
+        while True:
+            counted_s = patience.counted_s(self._child.link.silent_s())
+            if patience.stopped_s >= self._options.stopped_seconds:
+                text = f"the engine process is stopped, for {self._options.stopped_seconds:g} s or more"
+                break
+            if counted_s >= self._patience_s():
+                text = f"the engine process gave no sign of life for {self._patience_s():g} s"
+                break
+            await trio.sleep(_LOOK_SECONDS)
+        self._hung = EngineError(ErrorCode.ENGINE_UNRESPONSIVE, f"{text}, and was killed")
         self._child.process.send_signal(signal.SIGKILL)
 
     def _patience_s(self) -> float:

@@ -245,6 +245,11 @@ class Libp2pNetwork:
         connection = self._connection(libp2p_id(peer))
         return None if connection is None else connection.newest_round_trip_s
 
+    def slowest_round_trip_s(self, peer: PeerId) -> float | None:
+        """The slowest of the connection's recent pings; None if not connected or too few were answered."""
+        connection = self._connection(libp2p_id(peer))
+        return None if connection is None else connection.slowest_round_trip_s
+
     def path_of(self, peer: PeerId) -> PathKind | None:
         """Whether the connection goes through a relay; None if not connected."""
         connection = self._connection(libp2p_id(peer))

@@ -69,6 +69,7 @@ NOWAIT_BYTES = 32 * KIB
 LINGER_S = 30.0
 """How long the peer may leave a stream open that we are done with."""
 CLOSE_FLUSH_S = 0.5
+RECENT_PINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +414,7 @@ class YamuxConnection(IMuxedConn):
         self.on_close: Callable[[], Awaitable[None]] | None = None
         self.round_trip_s: float | None = None
         self.newest_round_trip_s: float | None = None
+        self._recent_round_trips_s = deque[float](maxlen=RECENT_PINGS)
         self.limits = MEMBER_LIMITS
         self.held_bytes = 0
         """Bytes that have arrived on streams that stand and wait for their readers."""
@@ -453,6 +455,12 @@ class YamuxConnection(IMuxedConn):
     def is_silent(self) -> bool:
         """Whether the peer has left a ping unanswered and said nothing since."""
         return self._silent_pings > 1
+
+    @property
+    def slowest_round_trip_s(self) -> float | None:
+        """Of the last ``RECENT_PINGS``; None before half as many were answered."""
+        recent = self._recent_round_trips_s
+        return max(recent) if len(recent) >= RECENT_PINGS // 2 else None
 
     @property
     def exchange_count(self) -> int:
@@ -663,6 +671,7 @@ class YamuxConnection(IMuxedConn):
         elif part.length == self._ping_count and self._pinged_at is not None:
             sample = trio.current_time() - self._pinged_at
             self.newest_round_trip_s = sample
+            self._recent_round_trips_s.append(sample)
             self.round_trip_s = sample if self.round_trip_s is None else (3 * self.round_trip_s + sample) / 4
             self._pinged_at = None
 

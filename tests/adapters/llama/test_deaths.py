@@ -55,10 +55,18 @@ async def test_everything_fails_with_the_cause_afterwards(launcher, make_spec):
             await engine.tokenize("a", add_special=False, parse_special=False)
 
 
-async def test_a_stopped_child_is_found_by_its_silence(cache_folder, make_spec):
-    options = LauncherOptions(str(cache_folder), is_probing=False, silence_seconds=1.5)
-    with pytest.raises(EngineError, match="no sign of life") as caught:
-        await _receive_after_signal(LlamaEngineLauncher(options), make_spec(), signal.SIGSTOP)
+async def test_a_stopped_child_is_lost(cache_folder, make_spec):
+    await _assert_lost(LauncherOptions(str(cache_folder), is_probing=False), make_spec(), "is stopped")
+
+
+async def test_a_stopped_child_is_found_by_its_silence_where_the_kernel_tells_nothing(cache_folder, make_spec):
+    options = LauncherOptions(str(cache_folder), is_probing=False, stopped_seconds=60)
+    await _assert_lost(options, make_spec(), "no sign of life")
+
+
+async def _assert_lost(options, spec, words) -> None:
+    with pytest.raises(EngineError, match=words) as caught:
+        await _receive_after_signal(LlamaEngineLauncher(options), spec, signal.SIGSTOP)
     assert caught.value.code is ErrorCode.ENGINE_UNRESPONSIVE
     assert _children() == []
 

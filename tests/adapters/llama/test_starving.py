@@ -37,8 +37,34 @@ def test_another_silence_begins_with_nothing_forgiven(tmp_path: Path) -> None:
     waited(tmp_path, a=2.0)
     assert patience.counted_s(1.0) == 0.0
     assert patience.counted_s(0.0) == 0.0
+    assert patience.counted_s(0.2) == 0.2
     waited(tmp_path, a=2.5)
     assert patience.counted_s(1.0) == pytest.approx(0.5)
+
+
+def at_look(folder: Path, patience: Patience, silent_s: float, state: str, ran_ns: int) -> float:
+    """For how long it is known to be stopped."""
+    task = folder / str(PID) / "task" / "a"
+    task.mkdir(parents=True, exist_ok=True)
+    (task / "schedstat").write_text(f"{ran_ns} 0 9\n")
+    (folder / str(PID) / "stat").write_text(f"{PID} (of a) name) {state} 1 1\n")
+    patience.counted_s(silent_s)
+    return patience.stopped_s
+
+
+def test_what_is_stopped_is_known_to_be(tmp_path: Path) -> None:
+    patience = Patience(PID, tmp_path)
+    assert [at_look(tmp_path, patience, s, "T", 5) for s in (0.25, 0.5, 0.75)] == [0.0, 0.25, 0.5]
+    assert at_look(tmp_path, patience, 1.0, "S", 5) == 0.0
+    assert at_look(tmp_path, patience, 1.25, "t", 5) == 0.0
+    assert at_look(tmp_path, patience, 1.5, "t", 5) == 0.25
+    assert at_look(tmp_path, patience, 0.25, "T", 5) == 0.0  # another silence
+    assert at_look(tmp_path, patience, 0.0, "T", 5) == 0.0
+
+
+def test_what_runs_by_turns_is_slow(tmp_path: Path) -> None:
+    patience = Patience(PID, tmp_path)
+    assert [at_look(tmp_path, patience, n / 10, "T", n) for n in range(2, 20)] == [0.0] * 18
 
 
 def test_patience_has_an_end(tmp_path: Path) -> None:
@@ -65,6 +91,8 @@ def test_a_real_process_that_is_stopped_waits_for_no_processor() -> None:
         os.waitpid(process.pid, os.WUNTRACED)
         patience = Patience(process.pid)
         assert patience.counted_s(1.0) == 1.0
+        assert patience.counted_s(1.5) == 1.5
+        assert patience.stopped_s == 0.5
     finally:
         process.kill()
         process.wait()
