@@ -7,6 +7,7 @@ from typing import Any
 from p2pmesh.adapters.bandwidth import measure_memory_bytes_per_s
 from p2pmesh.adapters.cgroups import memory_left_bytes, processor_quota
 from p2pmesh.adapters.llama.devices import list_devices
+from p2pmesh.adapters.machine_load import LoadMeter
 from p2pmesh.adapters.processors import allowed_processors, usable_threads
 from p2pmesh.app.device_choice import remedy_for
 from p2pmesh.app.machine_memory import offered_memory_bytes
@@ -16,10 +17,11 @@ from p2pmesh.ports.devices import ListDevices
 
 def describe_machine(ask: ListDevices = list_devices, *, is_measuring: bool = False) -> dict[str, Any]:
     """``runs_on`` are the devices that ``up`` takes by itself, empty for the processor; null: without a limit, or, of
-    the memory's speed, not measured.
+    the memory's speed, not measured, of battery and load, not known.
     """
     found = ask()
     llama = version("llama-cpp-python")
+    load = LoadMeter().read()
     choice = choose_devices(found.devices)
     assert isinstance(choice, DeviceChoice)  # nothing was wished
     return {
@@ -33,5 +35,8 @@ def describe_machine(ask: ListDevices = list_devices, *, is_measuring: bool = Fa
         "threads": usable_threads(),
         "group_left_bytes": memory_left_bytes(),
         "memory_bytes_per_s": measure_memory_bytes_per_s(usable_threads()) if is_measuring else None,
+        "battery_percent": load.battery_percent,
+        "is_on_battery": load.is_on_battery,
+        "load_milli": load.load_milli if load.load_milli >= 0 else None,
         "offered_bytes": offered_memory_bytes(None, choice),
     }

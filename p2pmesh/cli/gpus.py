@@ -43,6 +43,8 @@ def describe_devices(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"its time is limited to {allowed}: engines run {facts['threads']} threads"
     if facts["memory_bytes_per_s"] is not None:
         yield f"its memory copies {facts['memory_bytes_per_s'] / 1e9:.1f} GB/s"
+    if facts["is_on_battery"]:
+        yield f"it runs on battery, {facts['battery_percent']} % are left: stages go to others first"
     where = ", ".join(facts["runs_on"]) or "the processor"
     yield f"a node here offers {format_size(facts['offered_bytes'])} for stages, which run on {where}"
     if facts["remedy"] is not None:
