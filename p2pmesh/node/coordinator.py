@@ -27,7 +27,7 @@ from p2pmesh.core.planning.request import LeftOut, PlanningPeer, PlanRequest
 from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.failures import unwrapped
-from p2pmesh.node.moving import Mover, Planning
+from p2pmesh.node.moving import MovableRun, Mover, Planning
 from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import CoordinatorParts, Run, RunEnding, ranges_of
@@ -113,16 +113,15 @@ class Coordinator:
         """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
         with unwrapped():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._standbys.keep)
-                nursery.start_soon(self._mover.keep)
+                nursery.start_soon(self.mind)
                 await self._serve()
 
     def described_standbys(self) -> list[dict[str, object]]:
         """Engines that spare peers keep ready for stages of it, as plain values."""
         return self._standbys.described()
 
-    async def keep_standbys(self) -> None:
-        """For a run that another loaded, until cancelled; what it serves with is told by ``adopt``."""
+    async def mind(self) -> None:
+        """Whatever serves has spare engines, and gives way to a better placement, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._standbys.keep)
             nursery.start_soon(self._mover.keep)
@@ -149,17 +148,20 @@ class Coordinator:
         pacing = RunPacing()
         while True:
             # Clients may wait for a run that replaces one; nobody waits for a first one to be timed.
-            probe_steps = PROBE_STEPS if placement is None else 0
-            placement = placement or await self._place()
+            placement, probe_steps = (await self._place(), PROBE_STEPS) if placement is None else (placement, 0)
             ending = await self._claim_and_serve(placement, probe_steps)
             following = pacing.after(_outcome_of(ending))
             if following.wait_us:
                 await trio.sleep(following.wait_us / MICROS_PER_SECOND)
             is_kept = ending is not None and following.keeps_stages
-            moved = self._mover.take_next()
-            self._is_moving = moved is not None
-            self._settled.mark()
-            placement = moved or (self._replace(placement, ending) if is_kept and ending else None)
+            placement = self._take_move() or (self._replace(placement, ending) if is_kept and ending else None)
+
+    def _take_move(self) -> Placement | None:
+        """What a run that has ended gave way to, if it did."""
+        moved = self._mover.take_next()
+        self._is_moving = moved is not None
+        self._settled.mark()
+        return moved
 
     def _replace(self, broken: Placement, ending: RunEnding) -> Placement | None:
         """The stages that are whole where they were, the lost one elsewhere; None where all must be planned anew."""
@@ -225,7 +227,7 @@ class Coordinator:
         self._blame(placement, ending)
         return ending
 
-    def _note_serving(self, run: Run, placement: Placement) -> None:
+    def _note_serving(self, run: MovableRun, placement: Placement) -> None:
         self._standbys.want(placement)
         self._last = placement.stages
         self._mover.note_serving(run)
@@ -345,7 +347,8 @@ class Coordinator:
 
     def _request_for_move(self) -> PlanRequest:
         """No run that serves moves to a peer that failed lately."""
-        return self._request() if self.run is None else self._request_beside(self.run.placement)
+        standing = self._mover.standing
+        return self._request() if standing is None else self._request_beside(standing)
 
     def _request_beside(self, run: Placement) -> PlanRequest:
         """The run's own peers, and others whose stages did not fail lately."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import trio
 
@@ -21,7 +22,7 @@ from p2pmesh.core.planning.request import PlanRequest
 from p2pmesh.node.driver import HELD_S, Drivers
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
-from p2pmesh.node.run import Run, ranges_of
+from p2pmesh.node.run import ranges_of
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.node.standby import LOAD_S, Order
 from p2pmesh.ports.clock import Clock
@@ -48,6 +49,28 @@ class Planning:
     meet: Callable[[], Awaitable[bool]]
 
 
+class MovableRun(Protocol):
+    """A run that serves, and is ended by whoever moves it."""
+
+    @property
+    def placement(self) -> Placement:
+        """Its stages."""
+
+    @property
+    def run_id(self) -> bytes:
+        """Its name."""
+
+    @property
+    def model_name(self) -> str:
+        """What clients call its model."""
+
+    def give_up(self, code: ErrorCode, text: str) -> None:
+        """Ends it by no fault of its stages."""
+
+    async def let_go(self) -> None:
+        """Nobody takes over from its peers that are about to go."""
+
+
 class Mover:
     """Of one coordinator, over all its runs; ``next`` is what follows the present run when it has ended."""
 
@@ -67,7 +90,7 @@ class Mover:
         self._runner: MachineRunner[replanning.Event, replanning.Effect] = MachineRunner(
             *machine, self._perform, replanning.DeadlinePassed()
         )
-        self._run: Run | None = None
+        self._run: MovableRun | None = None
         self._nursery: trio.Nursery | None = None
         self._beside = trio.CancelScope()
         """Engines that wait beside the run."""
@@ -87,7 +110,12 @@ class Mover:
         """Whether the peer needs this file for an engine."""
         return digest in self._files.get(peer, ())
 
-    def note_serving(self, run: Run) -> None:
+    @property
+    def standing(self) -> Placement | None:
+        """What serves now."""
+        return None if self._run is None else self._run.placement
+
+    def note_serving(self, run: MovableRun) -> None:
         """A run serves; engines that waited for it have been taken up."""
         self._run = run
         self._beside.cancel()
@@ -132,7 +160,7 @@ class Mover:
             case replanning.LetGo():
                 await run.let_go()
 
-    async def _look_for_leaving(self, run: Run) -> None:
+    async def _look_for_leaving(self, run: MovableRun) -> None:
         """Peers that are known by gossip alone are met first where those at hand do not suffice."""
         with trio.move_on_after(MEET_S):
             while self._without_leaving(run.placement) is None and await self._planning.meet():
@@ -164,7 +192,7 @@ class Mover:
         kept = replanning.assess_candidate(request, candidate) if candidate is not None else None
         self._runner.post(replanning.Looked(now, offered, kept))
 
-    def _move(self, run: Run, move: replanning.Move) -> None:
+    def _move(self, run: MovableRun, move: replanning.Move) -> None:
         self.next = move.placement
         facts = {"model": run.model_name, "run_id": run.run_id.hex(), "reason": move.reason.value}
         times = {"old_tpot_us": move.old.tpot_us, "new_tpot_us": move.new.tpot_us}
@@ -223,7 +251,7 @@ class Mover:
             await self._runner.put(replanning.AttemptFailed(attempt))
 
     # --- the driver ---------------------------------------------------------------------
-    async def _drain(self, run: Run, attempt: int, quiet_us: int, scope: trio.CancelScope) -> None:
+    async def _drain(self, run: MovableRun, attempt: int, quiet_us: int, scope: trio.CancelScope) -> None:
         """Holds the driver until the scope ends: when the run is over, or nothing comes of the move."""
         with scope:
             try:
@@ -234,7 +262,7 @@ class Mover:
                 await self._runner.put(replanning.AttemptFailed(attempt))
 
     @asynccontextmanager
-    async def _held(self, run: Run, quiet_us: int) -> AsyncIterator[None]:
+    async def _held(self, run: MovableRun, quiet_us: int) -> AsyncIterator[None]:
         peer = run.placement.stages[0].peer_id
         if peer == self._overlay.own_peer:
             async with self._drivers.held(run.run_id, quiet_us / MICROS_PER_SECOND):

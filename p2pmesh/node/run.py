@@ -5,7 +5,7 @@ is tried next when a run ends is ``node.coordinator``'s. Stages of this node are
 without a stream in between.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TypeVar
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
-from p2pmesh.base.ids import Digest, PeerId
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core import coordination
 from p2pmesh.core.coordination import StageState
@@ -92,8 +92,8 @@ class RunEnding:
 class StagesTold:
     """What the peers of a run's stages measured and told when these were up."""
 
-    def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+    def __init__(self, ranges: Sequence[LayerRange]) -> None:
+        self._ranges = ranges
         self._fingerprints: dict[int, str] = {}
         self._decode_us: dict[int, int] = {}
         self.ring_us = 0
@@ -109,14 +109,32 @@ class StagesTold:
     @property
     def measured(self) -> MeasuredRun | None:
         """What a token takes; None where not all engines measured it."""
-        if len(self._decode_us) < len(self._placement.stages):
+        if len(self._decode_us) < len(self._ranges):
             return None
         return MeasuredRun(tuple(self._decode_us[index] for index in sorted(self._decode_us)), self.ring_us)
 
     def fingerprint(self, dtype: WireDtype) -> str:
         """Of the run, whose activations travel as ``dtype``."""
-        engines = [(s.layers, self._fingerprints.get(index, "")) for index, s in enumerate(self._placement.stages)]
+        engines = [(layers, self._fingerprints.get(index, "")) for index, layers in enumerate(self._ranges)]
         return coordination.run_fingerprint(engines, dtype.label, is_lossless=dtype is WireDtype.F32)
+
+
+class LeavingStages:
+    """Stages of a run that serves whose peers are about to go, each with what lets its peer go."""
+
+    def __init__(self) -> None:
+        self._let_go: dict[int, Callable[[], Awaitable[None]]] = {}
+
+    def note(self, index: int, let_go: Callable[[], Awaitable[None]]) -> None:
+        """A peer says that it leaves, and waits for somebody to take over."""
+        self._let_go[index] = let_go
+
+    async def let_go(self) -> None:
+        """Nobody takes over: they need not wait for that."""
+        leaving, self._let_go = self._let_go, {}
+        for let_go in leaving.values():
+            with trio.move_on_after(LET_GO_S), suppress(P2PMeshError):
+                await let_go()
 
 
 class Run:
@@ -134,8 +152,7 @@ class Run:
         """Told some time later what a token is predicted to take, if its steps were timed: by then links are known."""
         self.leaves: Callable[[PeerId], None] = lambda peer: None
         """Told, while it serves, that the peer of a stage is about to go."""
-        self._leaving: dict[int, Callable[[], Awaitable[None]]] = {}
-        """What lets the peer of each such stage go."""
+        self._leaving = LeavingStages()
         self.probe_steps = 0
         """How many tokens are timed before anybody is served."""
         self._held = held
@@ -152,7 +169,7 @@ class Run:
         self._ending: RunEnding | None = None
         self._serving_since: Micros | None = None
         self._watch: Watch | None = None
-        self._told = StagesTold(placement)
+        self._told = StagesTold([stage.layers for stage in placement.stages])
 
     @property
     def run_id(self) -> bytes:
@@ -248,10 +265,7 @@ class Run:
 
     async def let_go(self) -> None:
         """Nobody takes over from the peers that are about to go: they need not wait for that."""
-        leaving, self._leaving = self._leaving, {}
-        for let_go in leaving.values():
-            with trio.move_on_after(LET_GO_S), suppress(P2PMeshError):
-                await let_go()
+        await self._leaving.let_go()
 
     @property
     def is_here(self) -> bool:
@@ -317,7 +331,7 @@ class Run:
         self._told.note(index, status)
         state = _state_of(status)
         if state is StageState.LEAVING and self.phase is coordination.RunPhase.SERVING:
-            self._leaving[index] = let_go
+            self._leaving.note(index, let_go)
             self.leaves(self.placement.stages[index].peer_id)
         await self._runner.put(coordination.StageReported(index, state))
 

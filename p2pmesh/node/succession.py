@@ -16,7 +16,7 @@ import trio
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.claims import Claim, ClaimHeld
-from p2pmesh.core.coordination import RunPhase, StageState, run_fingerprint
+from p2pmesh.core.coordination import RunPhase, StageState
 from p2pmesh.core.planning.outcome import StepEstimate
 from p2pmesh.node.claims import Claims, HeldClaim
 from p2pmesh.node.coordinator import Coordinator
@@ -29,6 +29,7 @@ from p2pmesh.node.run import (
     SYMPTOM_WAIT_S,
     WATCH_AGAIN_S,
     RunEnding,
+    StagesTold,
     follow_statuses,
 )
 from p2pmesh.node.servable import ServableRun
@@ -105,7 +106,7 @@ class Successions:
         async with trio.open_nursery() as nursery:
             if coordinator is not None:
                 self.coordinators.append(coordinator)
-                nursery.start_soon(coordinator.keep_standbys)
+                nursery.start_soon(coordinator.mind)
             try:
                 ending = await self._adopt(silent, AdoptedRun(self._parts, held, known, coordinator))
                 if ending is not None and coordinator is not None:
@@ -199,7 +200,8 @@ class AdoptedRun:
         self._ending: RunEnding | None = None
         self._over = trio.Event()
         self._all_ready = trio.Event()
-        self._fingerprints: dict[int, str] = {}
+        self._told = StagesTold([layers for _, layers in _stages_of(held.load)])
+        self._ready: set[int] = set()
 
     @property
     def model_name(self) -> str:
@@ -287,7 +289,7 @@ class AdoptedRun:
         """Once all stages were heard of: its coordinator may have died on the point of it."""
         await self._all_ready.wait()
         load = self._held.load
-        driver, asked = load.stages[0], PublishRun(self.run_id, self._fingerprint())
+        driver, asked = load.stages[0], PublishRun(self.run_id, self._told.fingerprint(WireDtype(load.wire_dtype)))
         try:
             if driver.peer_id == self._parts.overlay.own_peer:
                 self._parts.drivers.publish(asked)
@@ -305,13 +307,6 @@ class AdoptedRun:
             await stream.expect(Done, PUBLISH_TIMEOUT_S)
         finally:
             await stream.reset()
-
-    def _fingerprint(self) -> str:
-        load = self._held.load
-        ranges = [LayerRange(stage.layer_start, stage.layer_end) for stage in load.stages]
-        engines = [(layers, self._fingerprints[index]) for index, layers in enumerate(ranges)]
-        dtype = WireDtype(load.wire_dtype)
-        return run_fingerprint(engines, dtype.label, is_lossless=dtype is WireDtype.F32)
 
     async def _follow_claim(self) -> None:
         assert self._holder is not None
@@ -336,11 +331,12 @@ class AdoptedRun:
             self._end(RunEnding(error.code, text, index, True), is_over=True)
 
     async def _note_status(self, index: int, let_go: Callable[[], Awaitable[None]], status: StageStatus) -> None:
+        self._told.note(index, status)
         if status.state == StageState.READY:
-            self._fingerprints[index] = status.fingerprint
+            self._ready.add(index)
         if status.state == StageState.LEAVING:  # a run that was taken over is not moved
             await let_go()
-        if len(self._fingerprints) == len(self._held.load.stages):
+        if len(self._ready) == len(self._held.load.stages):
             self._all_ready.set()
 
     async def _follow_remote(self, peer: PeerId, addresses: tuple[str, ...], index: int) -> None:
@@ -357,12 +353,13 @@ class AdoptedRun:
 
     def _note_order(self, peer: PeerId, load: LoadStage) -> None:
         own = self._held.load
-        is_ours = (load.run_id, load.model_digest) == (own.run_id, own.model_digest) and _ranges(load) == _ranges(own)
+        is_of_run = (load.run_id, load.model_digest) == (own.run_id, own.model_digest)
+        is_ours = is_of_run and _stages_of(load) == _stages_of(own)
         if not is_ours or load.stages[load.index].peer_id != peer:
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "the order of another stage", culprit=peer)
         self._known.note(load)
 
 
-def _ranges(load: LoadStage) -> list[tuple[str, int, int]]:
+def _stages_of(load: LoadStage) -> list[tuple[PeerId, LayerRange]]:
     """Peers and layers, without the addresses, which each order has as they were then."""
-    return [(stage.peer_id, stage.layer_start, stage.layer_end) for stage in load.stages]
+    return [(PeerId(stage.peer_id), LayerRange(stage.layer_start, stage.layer_end)) for stage in load.stages]
