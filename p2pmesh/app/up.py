@@ -545,8 +545,9 @@ def _references(options: UpOptions) -> tuple[str, ...]:
 
 def _on_demand(options: UpOptions) -> OnDemandOptions:
     """Models that nobody named are served whole or cut where the family permits, with what costs no bits."""
-    serving = ServingOptions(None, options.context_tokens, options.lanes, WireDtype.F32)
-    return OnDemandOptions(serving if options.serves_on_demand else None, options.idle_unload_s)
+    replan_after_s = options.replan_after_s
+    serving = ServingOptions(None, options.context_tokens, options.lanes, WireDtype.F32, replan_after_s=replan_after_s)
+    return OnDemandOptions(serving if options.serves_on_demand else None, options.idle_unload_s, replan_after_s)
 
 
 def _engine_kind(devices: DeviceChoice) -> str:

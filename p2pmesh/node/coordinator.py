@@ -65,6 +65,10 @@ class Coordinator:
         self._last: tuple[PlannedStage, ...] = ()
         """Stages of the run that serves or served last, which a family with states goes back to."""
         self.run: Run | None = None
+        self._adopted: MovableRun | None = None
+        """Another's run that was taken over here, and is minded as one of our own."""
+        self._inherited: tuple[Placement, RunEnding, Placement | None] | None = None
+        """Stages of such a run, how it ended, and what it gave way to, if it did: what comes next follows from that."""
         self._is_moving = False
         self._settled = Changes()
         """Runs that began to serve, or are over."""
@@ -80,6 +84,11 @@ class Coordinator:
     def digest(self) -> Digest:
         """Of the whole model."""
         return self._model.digest
+
+    @property
+    def options(self) -> ServingOptions:
+        """How the model is served."""
+        return self._options
 
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for a stage, now or in case."""
@@ -126,35 +135,67 @@ class Coordinator:
             nursery.start_soon(self._standbys.keep)
             nursery.start_soon(self._mover.keep)
 
-    def adopt(self, stages: tuple[PlannedStage, ...]) -> None:
-        """A run of these stages serves, and is watched from here."""
-        planned = self._placed(stages)
-        if planned is not None:
-            self._standbys.want(planned)
+    async def go_on(self) -> None:
+        """As ``serve``, for a model that is minded already: after the end of a run that was adopted."""
+        await self._serve()
 
-    async def succeed(self, stages: tuple[PlannedStage, ...], ending: RunEnding) -> None:
-        """As ``serve``, after the end of a run that was adopted."""
-        broken = self._placed(stages)
-        await self._serve(None if broken is None else self._replace(broken, ending))
+    def adopt(self, run: MovableRun) -> None:
+        """A run that was taken over here serves: it is minded as one of our own until ``note_adopted_over``."""
+        self._adopted = run
+        self._note_serving(run, run.placement)
 
-    def _placed(self, stages: tuple[PlannedStage, ...]) -> Placement | None:
-        """As a placement, while the peers of all of them are known."""
+    def note_adopted_over(self, placement: Placement | None, ending: RunEnding) -> None:
+        """It is over, or (``is_left``) another's by now; ``placement`` holds its stages, where they are known.
+
+        Its claim is still held, so that this coordinator stands by until that is given back.
+        """
+        self._adopted = None
+        self._mover.note_ended()
+        moved = self._take_move()
+        if placement is None or ending.is_left:
+            self._forget_inherited()
+            return
+        self._blame(placement, ending)
+        self._inherited = (placement, ending, moved)
+
+    @property
+    def is_minding_adopted(self) -> bool:
+        """Whether a run that was taken over here serves, and this coordinator minds it."""
+        return self._adopted is not None
+
+    def _forget_inherited(self) -> None:
+        self._inherited = None
+        self._is_moving = False
+        self._settled.mark()
+
+    def _inherit(self) -> Placement | None:
+        """What follows a run that was adopted and is over, as after one of our own."""
+        inherited, self._inherited = self._inherited, None
+        if inherited is None:
+            return None
+        broken, ending, moved = inherited
+        return moved or self._replace(broken, ending)
+
+    def placed(self, stages: tuple[PlannedStage, ...]) -> Placement | None:
+        """Stages as a placement, while the peers of all of them are known."""
         request = self._request()
         known = {peer.peer_id for peer in request.peers}
         planned = plan_kept(replace(request, kept=stages)) if known >= {stage.peer_id for stage in stages} else None
         return planned if isinstance(planned, Placement) else None
 
-    async def _serve(self, placement: Placement | None = None) -> None:
+    async def _serve(self) -> None:
         pacing = RunPacing()
+        placement: Placement | None = None
         while True:
             # Clients may wait for a run that replaces one; nobody waits for a first one to be timed.
-            placement, probe_steps = (await self._place(), PROBE_STEPS) if placement is None else (placement, 0)
+            placement, probe_steps = await self._place() if placement is None else (placement, 0)
             ending = await self._claim_and_serve(placement, probe_steps)
             following = pacing.after(_outcome_of(ending))
             if following.wait_us:
                 await trio.sleep(following.wait_us / MICROS_PER_SECOND)
             is_kept = ending is not None and following.keeps_stages
-            placement = self._take_move() or (self._replace(placement, ending) if is_kept and ending else None)
+            moved = self._take_move() if self._adopted is None else None
+            placement = moved or (self._replace(placement, ending) if is_kept and ending else None)
 
     def _take_move(self) -> Placement | None:
         """What a run that has ended gave way to, if it did."""
@@ -215,10 +256,10 @@ class Coordinator:
             if not self._is_claimed(outcome):
                 return None
             run = self.run = Run(self._parts, self._make_orders(), placement, self._report, held)
-            run.estimate = partial(self._estimate, placement)
+            run.estimate = partial(self.estimate, placement)
             run.probe_steps = probe_steps
             run.serves = partial(self._note_serving, run)
-            run.leaves = self._note_leaving
+            run.leaves = self.note_leaving
             run.settled = partial(self._learn_overhead, placement)
             ending = await run.serve()
             self.run = None
@@ -234,7 +275,8 @@ class Coordinator:
         self._is_moving = False
         self._settled.mark()
 
-    def _note_leaving(self, peer: PeerId) -> None:
+    def note_leaving(self, peer: PeerId) -> None:
+        """The peer of a stage of what serves is about to go."""
         if peer != self._parts.overlay.own_peer:
             self._candidates.note_leaving(peer, LEAVES_S)
         self._mover.note_leaving()
@@ -280,33 +322,42 @@ class Coordinator:
             claim = self._parts.claims.leased(self._model.digest)
             if claim is None:
                 return
-            self._standbys.forget()  # whoever coordinates it keeps its own
+            if claim.coordinator != self._parts.overlay.own_peer:
+                self._forget_inherited()
+            if self._adopted is None:
+                self._standbys.forget()  # whoever coordinates it keeps its own
             text = self._why_standing_by(claim)
-            if text != told:
+            if text != told and not self._is_taken_over(claim):
                 self._report("waiting_for_peers", {"model": self._model.name, "message": text})
             told = text
             with trio.move_on_after(claim.lease_us / MICROS_PER_SECOND):
                 await self._parts.claims.changes.wait_beyond(seen)
 
+    def _is_taken_over(self, claim: Claim) -> bool:
+        """Whether it is for a run that serves and was taken over here, which was told then."""
+        is_own = claim.coordinator == self._parts.overlay.own_peer
+        return is_own and self._parts.claims.is_kept(claim.model, claim.run_id)
+
     def _why_standing_by(self, claim: Claim) -> str:
         if claim.coordinator != self._parts.overlay.own_peer:
             return f"peer {claim.coordinator} coordinates it, and this node stands by"
-        if self._parts.claims.is_kept(claim.model, claim.run_id):
-            return "this node has taken its run over, and stands by until that ends"
         lease_s = claim.lease_us // MICROS_PER_SECOND
         return f"this node coordinated it until a moment ago; that claim must run out first, in {lease_s} s at most"
 
-    async def _place(self) -> Placement:
-        """A placement, waiting for peers as long as they could help."""
+    async def _place(self) -> tuple[Placement, int]:
+        """A placement and how many tokens of it are to be timed, waiting for peers as long as they could help."""
         told = ""
         while True:
             await self._stand_by()
+            inherited = self._inherit()
+            if inherited is not None:
+                return inherited, 0
             seen = self._parts.overlay.board.changes.count
             await self._parts.profiles.refresh()
             planned = self._plan()
             if isinstance(planned, Placement):
                 self._report("placement", describe_placement(self._model.name, planned))
-                return planned
+                return planned, PROBE_STEPS
             self._standbys.forget()
             if not planned.could_peers_help:
                 raise _refused(self._model, planned)
@@ -334,8 +385,8 @@ class Coordinator:
                 return planned
         return plan_placement(self._request())
 
-    def _estimate(self, placement: Placement, measured: MeasuredRun | None) -> StepEstimate:
-        """Of a placement that stands, by what is known of links and speeds now."""
+    def estimate(self, placement: Placement, measured: MeasuredRun | None) -> StepEstimate:
+        """What a token takes in a placement that stands, by what is known of links and speeds now."""
         return Prices(self._request()).estimate(placement.stages, measured)
 
     def _request_for_spares(self) -> PlanRequest:

@@ -182,7 +182,7 @@ class Node:
         RouteQueries(self.overlay, self.router.models)
         succession = SuccessionParts(
             self.overlay, parts.store, self.stages, self.drivers, self.claims, self.vigils, self._serve_unless_served,
-            self._make_successor,
+            self.on_demand.coordinator_of, self._make_successor,
         )  # fmt: skip
         self.successions = Successions(succession, self._report_placing)
         self.pool: PoolService | None = None
@@ -255,9 +255,13 @@ class Node:
         self.overlay.board.change_own(on_disk=tuple(HeldModel(name, digest) for name, digest in self._names.items()))
 
     async def _serve_unless_served(self, model: ModelFile, options: ServingOptions) -> None:
-        """A model whose run was taken over here and is over; whoever was given it on this node stood by for it."""
-        if self.on_demand.find(model.digest) is None:
-            await self.serve_model(model, options)
+        """A model whose run was taken over here, unless it is given to this node anyway: who serves it stands by."""
+        if self.on_demand.find(model.digest) is not None:
+            return
+        try:
+            await self.serve_model(model, self._as_taken_over(options))
+        finally:  # another coordinates it, or it cannot be placed here
+            self.router.forget(model.name)
 
     async def _make_successor(self, model: ServableRun) -> Coordinator | None:
         """For a run that was taken over here, unless whoever has the model's file here will place it anew."""
@@ -265,7 +269,11 @@ class Node:
             return None
         if await self._parts.store.find_by_digest(model.digest, model.size_bytes) is not None:
             return None
-        return self._coordinator_of(model, model.options)
+        return self._coordinator_of(model, self._as_taken_over(model.options))
+
+    def _as_taken_over(self, options: ServingOptions) -> ServingOptions:
+        """As a run was served, and moved as the operator of this node wants it."""
+        return replace(options, replan_after_s=self._parts.on_demand.replan_after_s)
 
     async def drain(self, timeout_s: float, answered: Callable[[], Awaitable[None]] | None = None) -> None:
         """Takes no new request, hands over the stages here where others take them, and goes.
@@ -400,7 +408,11 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Facts for the console."""
-        placing = (one for one in self.coordinators if one.run is not None or one not in self.successions.coordinators)
+        placing = (
+            one
+            for one in self.coordinators
+            if one.run is not None or not (one.is_minding_adopted or one in self.successions.coordinators)
+        )
         coordinating: tuple[ModelCoordinator, ...] = (*placing, *self.successions.runs)
         return describe_node(
             self.overlay, self.stages, self.table, coordinating, self.routable_models(), self.links.estimates(),

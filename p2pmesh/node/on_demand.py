@@ -13,7 +13,7 @@ import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import LayerRange, PeerId
-from p2pmesh.base.limits import MAX_ANNOUNCED_LOADABLE
+from p2pmesh.base.limits import DEFAULT_REPLAN_AFTER_S, MAX_ANNOUNCED_LOADABLE
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, format_size
 from p2pmesh.core.coordination import RunPhase
 from p2pmesh.core.owner_wishes import excludes
@@ -70,10 +70,14 @@ DRAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OnDemandOptions:
-    """How models of the shelf are served, and when any model is unloaded for being idle (None: never)."""
+    """How models of the shelf are served, and when any model is unloaded for being idle (None: never).
+
+    A run that was taken over moves to a clearly better placement as ``ServingOptions`` says, after ``replan_after_s``.
+    """
 
     serving: ServingOptions | None = None
     idle_unload_s: float | None = None
+    replan_after_s: float = DEFAULT_REPLAN_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,6 +491,10 @@ class OnDemand:
     def coordinators(self) -> tuple[Coordinator, ...]:
         """Of the models that are loaded here or about to be."""
         return tuple(held.coordinator for held in self._held.values() if held.coordinator is not None)
+
+    def coordinator_of(self, digest: str) -> Coordinator | None:
+        """Who coordinates the model with this digest here, now."""
+        return next((one for one in self.coordinators if one.digest == digest), None)
 
     def find(self, digest: str) -> ModelFile | None:
         """The model with this digest that is loaded here, or was."""

@@ -1,9 +1,9 @@
 """Runs that go on without the coordinator that loaded them: claimed anew by the next peer of their list.
 
-A run that serves needs nobody for its requests. Its successor watches its stages, has engines kept ready for them, ends
-it when one is lost, and places the model anew: as it likes with the model's own file, else the same stages by their
-orders, whose files are had from whoever has them. Leases and turns are ``core.grants``'; placing anew is
-``node.coordinator``'s.
+A run that serves needs nobody for its requests. Its successor watches its stages, and ends it when one is lost. What
+any run of a coordinator has, spare engines, a better placement, another peer for one that leaves, and what follows when
+it ends, it has from ``node.coordinator``: with the model's own file as any model here, else with the same stages by
+their orders, whose files are had from whoever has them. Leases and turns are ``core.grants``'.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Remote
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.core.claims import Claim, ClaimHeld
 from p2pmesh.core.coordination import RunPhase, StageState
-from p2pmesh.core.planning.outcome import StepEstimate
+from p2pmesh.core.planning.outcome import MeasuredRun, Placement, StepEstimate
 from p2pmesh.node.claims import Claims, HeldClaim
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.driver import Drivers
@@ -28,6 +28,7 @@ from p2pmesh.node.run import (
     PUBLISH_TIMEOUT_S,
     SYMPTOM_WAIT_S,
     WATCH_AGAIN_S,
+    LeavingStages,
     RunEnding,
     StagesTold,
     follow_statuses,
@@ -42,6 +43,8 @@ from p2pmesh.wire.stage import WireDtype
 
 ORDER_TIMEOUT_S = 15.0
 LOOK_AGAIN_S = 30.0
+MIND_AGAIN_S = 5.0
+"""Whoever minds a run may have to open the model's file first, or to meet its peers."""
 PLACED_AGAIN_S = 600.0
 """A model whose file nobody here has is tried to be placed for so long."""
 
@@ -49,7 +52,8 @@ PLACED_AGAIN_S = 600.0
 @dataclass(frozen=True, slots=True)
 class SuccessionParts:
     """What successors stand on. ``serve_model`` coordinates a model from now on, unless that is done already;
-    ``make_coordinator`` makes one of a model whose file is not here, None where somebody here has it.
+    ``find_coordinator`` tells by whom. ``make_coordinator`` makes one of a model whose file is not here, None where
+    somebody here has it.
     """
 
     overlay: Overlay
@@ -59,6 +63,7 @@ class SuccessionParts:
     claims: Claims
     vigils: Vigils
     serve_model: Callable[[ModelFile, ServingOptions], Awaitable[None]]
+    find_coordinator: Callable[[Digest], Coordinator | None]
     make_coordinator: Callable[[ServableRun], Awaitable[Coordinator | None]]
 
 
@@ -107,19 +112,21 @@ class Successions:
             if coordinator is not None:
                 self.coordinators.append(coordinator)
                 nursery.start_soon(coordinator.mind)
+            run = AdoptedRun(self._parts, held, known, coordinator)
+            if coordinator is None:
+                run.begun = partial(nursery.start_soon, self._place_anew, held.load)
             try:
-                ending = await self._adopt(silent, AdoptedRun(self._parts, held, known, coordinator))
-                if ending is not None and coordinator is not None:
-                    await self._place_again(coordinator, known, ending)
-                elif ending is not None:
-                    await self._place_anew(held.load)
+                is_over = await self._adopt(silent, run)
+                if is_over and coordinator is not None:
+                    await self._place_again(coordinator, known)
             finally:
                 if coordinator is not None:
                     self.coordinators.remove(coordinator)
+            if coordinator is not None or not is_over:
                 nursery.cancel_scope.cancel()
 
-    async def _adopt(self, silent: Claim, run: "AdoptedRun") -> RunEnding | None:
-        """How a run ended under our claim; None if it is not ours, or goes on under another's."""
+    async def _adopt(self, silent: Claim, run: "AdoptedRun") -> bool:
+        """Whether a run ended under our claim; otherwise it is not ours, or goes on under another's."""
         claims, own, load = self._parts.claims, self._parts.overlay.own_peer, run.load
         others = (PeerId(stage.peer_id) for stage in load.stages if stage.peer_id != own)
         claim = Claim(
@@ -130,7 +137,7 @@ class Successions:
             holder.is_run_over = False
             outcome = await holder.settled()
             if not isinstance(outcome, ClaimHeld) or outcome.absent:
-                return None
+                return False
             facts = {"model": load.model, "run_id": load.run_id.hex()}
             # the term that was granted: a higher one than was asked for first where others were further
             self._report("run_taken_over", {**facts, "term": holder.claim.term, "from": silent.coordinator})
@@ -140,9 +147,9 @@ class Successions:
             finally:
                 self.runs.remove(run)
             self._report("model_withdrawn", {**facts, **ending.fields()})
-        return ending if holder.is_run_over else None
+        return holder.is_run_over
 
-    async def _place_again(self, coordinator: Coordinator, known: ServableRun, ending: RunEnding) -> None:
+    async def _place_again(self, coordinator: Coordinator, known: ServableRun) -> None:
         """The same stages, by their orders, until another coordinates the model or no placement is found."""
         if not known.is_whole:
             text = "not every stage has told its order: a peer that has the model's file must place it anew"
@@ -152,7 +159,7 @@ class Successions:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._give_way, coordinator, scope)
                 try:
-                    await coordinator.succeed(known.stages, ending)
+                    await coordinator.go_on()
                 except P2PMeshError as error:  # nobody gave this node the model: that it cannot be placed ends nothing
                     self._report("waiting_for_peers", {"model": known.name, "message": error.message})
                 nursery.cancel_scope.cancel()
@@ -173,6 +180,7 @@ class Successions:
         scope.cancel()
 
     async def _place_anew(self, load: LoadStage) -> None:
+        """As any model of this node, by a coordinator that stands by while the run is up, and minds it."""
         model = await self._parts.store.find_by_digest(Digest(load.model_digest), load.model_bytes)
         if model is None:
             text = "its file is not on this peer: one that has it, or is started with --model, must place it anew"
@@ -195,7 +203,13 @@ class AdoptedRun:
         self._held = held
         self._known = known
         self._coordinator = coordinator
-        """Keeps engines ready for its stages."""
+        """Minds the run; None: whoever has the model's file here does, if that serves it alike."""
+        self._minder: Coordinator | None = None
+        self._placement: Placement | None = None
+        """Its stages, from when it is minded."""
+        self._leaving = LeavingStages()
+        self.begun: Callable[[], None] = lambda: None
+        """Told once the run is ours."""
         self._holder: HeldClaim | None = None
         self._ending: RunEnding | None = None
         self._over = trio.Event()
@@ -224,18 +238,28 @@ class AdoptedRun:
         return RunPhase.OVER if self._ending is not None else RunPhase.SERVING
 
     @property
+    def placement(self) -> Placement:
+        """Its stages, while it is minded."""
+        assert self._placement is not None
+        return self._placement
+
+    @property
     def predicted(self) -> StepEstimate | None:
-        """What its stages measured was told to the coordinator before."""
-        return None
+        """What a token is predicted to take, by what its engines measured; None while nobody minds it."""
+        return self._estimate(self._told.measured)
 
     @property
     def planned(self) -> StepEstimate | None:
-        """Its model is not known here."""
-        return None
+        """What a plan that is made now would predict for its stages."""
+        return self._estimate(None)
+
+    def _estimate(self, measured: MeasuredRun | None) -> StepEstimate | None:
+        minder, placement = self._minder, self._placement
+        return None if minder is None or placement is None else minder.estimate(placement, measured)
 
     def described_standbys(self) -> list[dict[str, object]]:
         """As ``Coordinator``'s, where engines can be kept ready."""
-        return [] if self._coordinator is None else self._coordinator.described_standbys()
+        return [] if self._minder is None else self._minder.described_standbys()
 
     def described_stages(self) -> list[dict[str, object]]:
         """Peers and layer ranges, as plain values."""
@@ -249,6 +273,7 @@ class AdoptedRun:
     async def serve(self, holder: HeldClaim) -> RunEnding:
         """Until a stage ends, the peer of one does not answer, or the claim ends."""
         self._holder = holder
+        self.begun()
         stages = tuple((PeerId(stage.peer_id), stage.addresses) for stage in self._held.load.stages)
         watch = self._parts.vigils.watch(stages, self._note_silent, WATCH_AGAIN_S)
         try:
@@ -264,12 +289,49 @@ class AdoptedRun:
                 watch.end()
         assert self._ending is not None
         if not holder.is_run_over:
+            self._note_over(self._ending)
             return self._ending
         silent = await self._parts.vigils.find_silent(stages)
         for peer in silent:  # nothing is placed there again
             await self._parts.overlay.give_up(peer)
+        ending = replace(self._ending, silent=silent)
+        self._note_over(ending)
         await holder.withdraw(silent)
-        return replace(self._ending, silent=silent)
+        return ending
+
+    def _find_minder(self) -> Coordinator | None:
+        """Never a coordinator that would serve it otherwise: requests count on how it is served."""
+        if self._coordinator is not None:
+            return self._coordinator
+        found, options = self._parts.find_coordinator(self._known.digest), self._known.options
+        if found is None or found.model_name != self.model_name:
+            return None
+        theirs = found.options
+        is_alike = (theirs.context_tokens, theirs.lanes) == (options.context_tokens, options.lanes)
+        return found if is_alike and theirs.wire_dtype is options.wire_dtype else None
+
+    def _begin_minding(self) -> None:
+        minder = self._find_minder()
+        self._placement = self._placed_by(minder)
+        if minder is not None and self._placement is not None:
+            self._minder = minder
+            minder.adopt(self)
+
+    def _placed_by(self, minder: Coordinator | None) -> Placement | None:
+        return minder.placed(self._known.stages) if minder is not None and self._known.is_whole else None
+
+    def _note_over(self, ending: RunEnding) -> None:
+        minder = self._find_minder()
+        if minder is not None:
+            minder.note_adopted_over(self._placement or self._placed_by(minder), ending)
+
+    def give_up(self, code: ErrorCode, text: str) -> None:
+        """Ends the run by no fault of its stages."""
+        self._end(RunEnding(code, text, None, True), is_over=True)
+
+    async def let_go(self) -> None:
+        """Nobody takes over from the peers that are about to go."""
+        await self._leaving.let_go()
 
     def _note_silent(self, peer: PeerId, error: P2PMeshError) -> None:
         index = next(i for i, stage in enumerate(self._held.load.stages) if stage.peer_id == peer)
@@ -279,7 +341,7 @@ class AdoptedRun:
         if self._ending is not None:
             return
         assert self._holder is not None
-        self._ending = ending
+        self._ending = replace(ending, is_left=not is_over)
         self._holder.is_run_over = is_over
         if is_over:
             self._parts.drivers.fail_run(self.run_id, PeerUnavailable(ending.code, f"{ending.text}; try again"))
@@ -298,8 +360,9 @@ class AdoptedRun:
         except P2PMeshError as error:
             self._end(RunEnding(error.code, f"the model was not published: {error.message}", 0, True), is_over=True)
             return
-        if self._coordinator is not None and self._known.is_whole:
-            self._coordinator.adopt(self._known.stages)
+        while self._placement is None:
+            self._begin_minding()
+            await trio.sleep(MIND_AGAIN_S)
 
     async def _publish_remotely(self, driver: StageEntry, asked: PublishRun) -> None:
         stream = await self._parts.overlay.open_exchange(PeerId(driver.peer_id), asked, driver.addresses)
@@ -334,10 +397,17 @@ class AdoptedRun:
         self._told.note(index, status)
         if status.state == StageState.READY:
             self._ready.add(index)
-        if status.state == StageState.LEAVING:  # a run that was taken over is not moved
-            await let_go()
+        if status.state == StageState.LEAVING:
+            await self._note_leaving(index, let_go)
         if len(self._ready) == len(self._held.load.stages):
             self._all_ready.set()
+
+    async def _note_leaving(self, index: int, let_go: Callable[[], Awaitable[None]]) -> None:
+        if self._minder is None or self._minder is not self._find_minder():
+            await let_go()
+            return
+        self._leaving.note(index, let_go)
+        self._minder.note_leaving(self.placement.stages[index].peer_id)
 
     async def _follow_remote(self, peer: PeerId, addresses: tuple[str, ...], index: int) -> None:
         assert self._holder is not None

@@ -394,14 +394,14 @@ async def test_a_successor_notices_that_a_peer_froze(autojump_clock: MockClock) 
 async def test_a_successor_that_can_never_place_the_model_lives_on(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         three = await served(mesh, store=FakeModelStore(MODEL))
-        await mesh.kill(three.coordinator)
-        await three.first.wait_told("run_taken_over")
 
         async def refuse(model: object, options: object) -> None:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "fake cannot be placed: no peer could help")
 
         parts = three.first.node.successions._parts
         three.first.node.successions._parts = replace(parts, serve_model=refuse)
+        await mesh.kill(three.coordinator)
+        await three.first.wait_told("run_taken_over")
         three.second.engine.kill()
         waiting = await three.first.wait_told("waiting_for_peers")
         assert "no peer could help" in waiting["message"]
