@@ -55,3 +55,25 @@ def test_answers_go_on_without_their_coordinator_and_a_peer_takes_over(
         again = first.wait_for("pipeline_ready")
         assert [stage["peer_id"] for stage in again["stages"]] == [stage["peer_id"] for stage in ready["stages"]]
         assert first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)["choices"] == undisturbed["choices"]
+
+
+@pytest.mark.slow
+def test_a_peer_of_a_run_that_was_taken_over_leaves_and_no_byte_of_a_stream_changes(
+    peers: Peers, tiny_model: Path
+) -> None:
+    coordinator, (first, second), _ = placed(peers, tiny_model)
+    undisturbed = first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    coordinator.send_signal(signal.SIGTERM)  # at once another's, and nobody here has the model's file
+    coordinator.wait_ended()
+    first.wait_for("run_taken_over", timeout_s=TAKEN_OVER_S)
+    spare = peers.join("spare", first.invite, "--max-memory", "1GiB")
+    spare.wait_for("ready")
+    with first.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
+        told = [next(chunks) for _ in range(5)]
+        second.send_signal(signal.SIGTERM)
+        told += chunks
+    assert [token for chunk in told for token in tokens_of(chunk)] == tokens_of(undisturbed)
+    assert first.wait_for("replanned")["reason"] == "peer_leaves"
+    second.stop()
+    assert spare.find("stage_ready")
+    assert first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)["choices"] == undisturbed["choices"]
