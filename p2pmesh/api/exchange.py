@@ -228,6 +228,10 @@ async def send_error(
     await send_json(send, http_error(error).status, error_body(error) if body is None else body, headers)
 
 
+def _lines(payload: str, name: str | None) -> str:
+    return f"event: {name}\ndata: {payload}\n\n" if name else f"data: {payload}\n\n"
+
+
 class EventStream:
     """``text/event-stream``: whole events, one writer at a time, a comment when it has been silent for long."""
 
@@ -250,8 +254,7 @@ class EventStream:
 
     async def write(self, *events: tuple[str, str | None]) -> None:
         """One event for each payload and name, in one piece; most have no name."""
-        lines = (f"event: {name}\ndata: {payload}\n\n" if name else f"data: {payload}\n\n" for payload, name in events)
-        await self._put("".join(lines))
+        await self._put("".join([_lines(payload, name) for payload, name in events]))
 
     async def comment(self, *lines: str) -> None:
         """Lines that clients read over."""

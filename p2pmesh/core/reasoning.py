@@ -49,6 +49,8 @@ class ReasoningSplitter:
 
     def add(self, text: str) -> Split:
         """What more text brings."""
+        if self._phase is _Phase.SAYING:  # nothing is held any more: most tokens by far
+            return Split("", text)
         self._held += text
         return self._release(is_end=False)
 

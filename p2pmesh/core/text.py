@@ -38,7 +38,10 @@ class TextAssembler:
     def add(self, token: int) -> TextStep:
         """The step that ``token`` brings; an id outside the vocabulary has no bytes."""
         piece = self._pieces[token] if 0 <= token < len(self._pieces) else b""
-        self._held += self._decoder.decode(piece)
+        text = self._decoder.decode(piece)
+        if not self._stops:  # then nothing is ever held
+            return TextStep(text)
+        self._held += text
         return self._release(is_end=False)
 
     def finish(self) -> TextStep:

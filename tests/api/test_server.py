@@ -179,6 +179,19 @@ async def test_a_client_that_stops_reading_is_dropped_and_its_generation_ends() 
             assert backend.outcomes == ["cancelled"]
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_events_that_the_socket_takes_in_parts_arrive_whole_and_in_order(is_streamed: bool) -> None:
+    pieces = tuple(letter * 2**20 for letter in "abcdefgh")
+    app = openai_app(FakeBackend(say(*pieces)))
+    async with serving(app) as served, await served.connect() as client:
+        await client.send_all(raw_request(is_streamed).replace(b"host: x", b"host: x\r\nconnection: close"))
+        await trio.testing.wait_all_tasks_blocked(0.05)  # what fits has been sent
+        body = b"".join([data async for data in client])
+    places = [body.find(piece.encode()) for piece in pieces]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
 async def test_one_connection_serves_many_requests() -> None:
     async with serving(openai_app(FakeBackend())) as served:
         client = await served.connect()

@@ -24,7 +24,7 @@ from p2pmesh.api.openai.parameters import (
 )
 from p2pmesh.api.openai.reading import chat_reader
 from p2pmesh.api.openai.response_format import read_response_format
-from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
+from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, TextTemplate, Usage
 from p2pmesh.api.openai.tools import (
     FINISHED_BY_CALLS,
     TOOL_PARAMETERS,
@@ -279,6 +279,8 @@ class ChatStream:
         self._head: AnswerHead | None = None
         self._calling: set[int] = set()
         """Choices that call tools."""
+        self._saying: dict[int, TextTemplate] = {}
+        """Of each choice, what is said."""
 
     def begin(self, head: AnswerHead) -> Events:
         """Nothing before the first choice."""
@@ -294,6 +296,8 @@ class ChatStream:
 
     def add(self, index: int, piece: Piece) -> Events:
         """A chunk of what is thought, one of what is said; neither without any."""
+        if piece.is_text_alone:
+            return (self._say(index, piece.text),)
         events: list[ServerEvent] = []
         if piece.reasoning:
             events.append(ServerEvent(self._chunk(index, _reasoning_fields(piece))))
@@ -310,6 +314,12 @@ class ChatStream:
             deltas = [show_delta(part, answer_id) for part in piece.calls]
             events += [ServerEvent(self._chunk(index, {"tool_calls": [delta]})) for delta in deltas]
         return events
+
+    def _say(self, index: int, text: str) -> ServerEvent:
+        template = self._saying.get(index)
+        if template is None:
+            template = self._saying[index] = TextTemplate(self._chunk(index, {"content": TextTemplate.PLACE}))
+        return template.event(text)
 
     def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
         """The chunk that carries the finish reason and no content."""

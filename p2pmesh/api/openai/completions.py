@@ -22,7 +22,7 @@ from p2pmesh.api.openai.parameters import (
     read_stream,
 )
 from p2pmesh.api.openai.reading import TextReader
-from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, Usage
+from p2pmesh.api.openai.shape import AnswerHead, Choice, ChoiceReader, Events, Piece, ServerEvent, TextTemplate, Usage
 from p2pmesh.base.errors import ErrorCode, P2PMeshError
 from p2pmesh.base.limits import MAX_PROMPT_TOKENS, MAX_TEXT_BYTES, MAX_TOP_LOGPROBS
 from p2pmesh.wire.generation import FinishReason, GenerationRequest, GenerationStarted, Prompt
@@ -178,6 +178,8 @@ class CompletionsStream:
         self._call = call
         self._head: AnswerHead | None = None
         self._logprobs = [LegacyLogprobs() for _ in call.requests]
+        self._saying: dict[int, TextTemplate] = {}
+        """Of each choice, its text."""
 
     def begin(self, head: AnswerHead) -> Events:
         """Nothing before the first choice."""
@@ -193,12 +195,20 @@ class CompletionsStream:
 
     def add(self, index: int, piece: Piece) -> Events:
         """A chunk of text."""
+        if piece.is_text_alone:
+            return (self._say(index, piece.text),)
         if not piece.is_shown() and not self._call.wants_token_ids:
             return ()
         choice = _choice(index, piece.text, None) | piece.token_fields()
         if piece.logprobs:
             choice["logprobs"] = self._logprobs[index].fields(piece.logprobs)
         return (self._chunk(choice),)
+
+    def _say(self, index: int, text: str) -> ServerEvent:
+        template = self._saying.get(index)
+        if template is None:
+            template = self._saying[index] = TextTemplate(self._fields(_choice(index, TextTemplate.PLACE, None)))
+        return template.event(text)
 
     def close(self, index: int, reason: FinishReason, stop: str = "") -> Events:
         """The chunk that carries the finish reason and no text."""
@@ -217,10 +227,11 @@ class CompletionsStream:
         return (ServerEvent(error_body(error, CompletionsShape.prompt_param)),)
 
     def _chunk(self, choice: dict[str, Any]) -> ServerEvent:
+        return ServerEvent(self._fields(choice))
+
+    def _fields(self, choice: dict[str, Any]) -> dict[str, Any]:
         assert self._head is not None
-        return ServerEvent(
-            {**self._head.fields("text_completion"), "choices": [choice], **self._head.usage_placeholder()}
-        )
+        return {**self._head.fields("text_completion"), "choices": [choice], **self._head.usage_placeholder()}
 
 
 def _choice(index: int, text: str, reason: FinishReason | None) -> dict[str, Any]:

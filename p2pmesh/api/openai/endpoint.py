@@ -424,7 +424,7 @@ class StreamedAnswer(_AnswerFacts):
 
     async def _write(self, events: Events) -> None:
         if events:
-            await self._stream.write(*((_payload(event), event.name) for event in events))
+            await self._stream.write(*[(_payload(event), event.name) for event in events])
 
 
 def _encoded(facts: Iterable[Fact]) -> list[tuple[bytes, bytes]]:

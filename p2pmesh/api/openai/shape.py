@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from p2pmesh.api.exchange import encode_json
 from p2pmesh.api.openai.parameters import Call
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.core.tool_calls.reading import CallPart
@@ -63,6 +64,11 @@ class Piece:
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     calls: tuple[CallPart, ...] = ()
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Whether it is said text and nothing besides, as nearly all pieces are."""
+        return bool(self.text) and self.token_ids is None and not (self.reasoning or self.logprobs or self.calls)
 
     def is_shown(self) -> bool:
         """Whether a client sees anything of it."""
@@ -122,6 +128,20 @@ class ServerEvent:
 
 
 Events = Sequence[ServerEvent]
+
+
+class TextTemplate:
+    """JSON objects that differ in one text: for each token only that is encoded, the rest once."""
+
+    PLACE = "\0text\0"
+    """Stands in the example where the text belongs; no client's own text comes after it."""
+
+    def __init__(self, example: dict[str, Any]) -> None:
+        self._before, _, self._after = encode_json(example).rpartition(encode_json(self.PLACE))
+
+    def event(self, text: str) -> ServerEvent:
+        """The object with ``text`` in its place."""
+        return ServerEvent(self._before + encode_json(text) + self._after)
 
 
 class ChoiceReader(Protocol):
