@@ -152,7 +152,8 @@ class _Attempts:
     def _take(self, event: GenerationEvent) -> tuple[GenerationEvent, ...]:
         given = self._journal.take(event)
         if isinstance(given, GenerationStarted):
-            given = replace(given, model=self._request.model)
+            is_verified = self._ingress.router.are_verified(given.stages)
+            given = replace(given, model=self._request.model, is_verified=is_verified)
         if isinstance(event, GenerationStarted):
             self._reached = Reached.ADMISSION
         is_progress = isinstance(event, GenerationFinished) or (isinstance(event, GenerationDelta) and event.tokens)

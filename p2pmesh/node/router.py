@@ -1,6 +1,6 @@
 """Requests of clients -> the peer that drives their model, this one or another."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -12,6 +12,7 @@ from p2pmesh.base.limits import MAX_KNOWN_MODELS
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import AffinityKeys, Asker
 from p2pmesh.core.auto_model import AUTO
+from p2pmesh.core.ownership import OwnershipStatus
 from p2pmesh.core.retry_after import pending_retry_after_s
 from p2pmesh.core.routing import RouteReason, served_models
 from p2pmesh.node.driver import Driver, Drivers
@@ -21,7 +22,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.tokenizing import TextOrTokens, tokenize_here, tokenize_remotely
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.wire.announcement import Announcement, ServedModel
-from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, ToolUse
+from p2pmesh.wire.generation import GenerationEvent, GenerationRequest, Prompt, RoutedStage, ToolUse
 
 MAX_TOLD_MODELS = 16
 """Names in one event or error; a count says how many there are."""
@@ -184,6 +185,14 @@ class Router:
         if route is None:
             raise self._missing(model)
         return route
+
+    def are_verified(self, stages: Iterable[RoutedStage]) -> bool:
+        """Whether each peer on a way shows an owner's claim that this node finds true; false of a way without peers."""
+        peers = {stage.peer_id for stage in stages}
+        board, trust = self._overlay.board, self._overlay.trust
+        shown = [board.own() if peer == self._overlay.own_peer else board.find(PeerId(peer)) for peer in sorted(peers)]
+        statuses = [said and trust.assess(PeerId(said.peer_id), said.ownership).status for said in shown]
+        return bool(statuses) and all(status is OwnershipStatus.VERIFIED for status in statuses)
 
     def settle_model(self, request: GenerationRequest, asker: Asker) -> GenerationRequest:
         """The request, with the model chosen where it leaves that to us; as it is where nothing is served."""

@@ -263,7 +263,8 @@ class GenerationStarted:
     ``call_format`` names how the model writes calls of tools (``core.tool_calls``); empty where none were offered.
     ``stages`` are the peers of the run in order, the driver first; ``model_digest`` is the file's. ``model`` is the
     name that the ingress asked for, which it may have chosen itself, and ``facts`` what it tells the client of how the
-    answer came to be; no driver says them. ``cached_tokens`` of the prompt were computed for another request already.
+    answer came to be; ``is_verified``: the ingress has verified who owns each of ``stages``. No driver says these
+    three. ``cached_tokens`` of the prompt were computed for another request already.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -277,6 +278,7 @@ class GenerationStarted:
     model: str = ""
     cached_tokens: int = 0
     facts: tuple[Fact, ...] = ()
+    is_verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)

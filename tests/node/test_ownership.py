@@ -1,5 +1,6 @@
 """Trust as nodes live it: opened claims, the store that changes, placement, routing and the status page."""
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -7,12 +8,14 @@ from p2pmesh.base.ids import PeerId, owner_id_of_key
 from p2pmesh.core.ownership import OwnershipStatus, TrustPolicy, TrustStore
 from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.wire.announcement import Announcement
+from p2pmesh.wire.generation import GenerationStarted
 from p2pmesh.wire.ownership import LIFE_MS, OwnershipClaim, encode_claim
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.clock import FakeClock
 from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import UNIX_MS_AT_START, MeshNode, expected, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model
+from tests.node.test_ingress import events_of
 from tests.wire.keys import JOINER, OWNER, STRANGER, verify
 
 OWNER_ID = owner_id_of_key(OWNER.public_key)
@@ -222,3 +225,22 @@ async def test_a_changed_trust_counts_for_those_who_are_here(autojump_clock: Moc
         refused = await founder.wait_told("peer_refused")
         assert (refused["peer_id"], refused["code"]) == (stranger.peer, "ownership_refused")
         assert founder.node.overlay.is_admitted(own.peer)
+
+
+@pytest.mark.parametrize(("claims", "is_verified"), [(("driver", "peer"), True), (("driver",), False), ((), False)])
+async def test_an_answer_tells_whether_each_peer_of_its_route_has_a_verified_owner(
+    autojump_clock: MockClock, claims: tuple[str, ...], is_verified: bool
+) -> None:
+    async with open_mesh() as mesh:
+        given = {name: claim_for(name) if name in claims else b"" for name in ("driver", "peer")}
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL), ownership=given["driver"])
+        await mesh.join("peer", driver, ownership=given["peer"])
+        asked = await mesh.join("asked", driver, memory_bytes=0)
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        for node in (driver, asked):
+            await node.wait_routable()
+            events = await events_of(node, mesh.request(), {})
+            assert isinstance(events[0], GenerationStarted)
+            assert len(events[0].stages) == 2
+            assert events[0].is_verified is is_verified

@@ -280,6 +280,7 @@ class _AnswerFacts:
             (b"x-p2pmesh-run-id", started.run_id.hex().encode()),
             (b"x-p2pmesh-model-digest", started.model_digest.encode()),
             (b"x-p2pmesh-stages", stages.encode()),
+            (b"x-p2pmesh-verified", b"yes" if started.is_verified else b"no"),
             *_encoded(started.facts),
         ]
 

@@ -49,6 +49,13 @@ async def never_reads(_: Message) -> None:
     await trio.sleep_forever()
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_route_whose_owners_are_verified_is_called_so(is_streamed: bool) -> None:
+    script = (replace(started(), is_verified=True), *say("a")[1:])
+    client = await ask(FakeBackend(script=script), stream=is_streamed)
+    assert client.headers["x-p2pmesh-verified"] == "yes"
+
+
 async def test_a_whole_answer() -> None:
     backend = FakeBackend(script=say("Hel", "", "lo", held_back="!", reason=FinishReason.LENGTH))
     client = await ask(backend)
@@ -56,6 +63,7 @@ async def test_a_whole_answer() -> None:
     assert client.headers["x-p2pmesh-run-id"] == RUN_ID.hex()
     assert client.headers["x-p2pmesh-model-digest"] == "ab" * 32
     assert client.headers["x-p2pmesh-stages"] == "peer-a 0-10, peer-b 10-22"
+    assert client.headers["x-p2pmesh-verified"] == "no"
     assert client.headers["x-request-id"] == backend.requests[0].request_id.hex()
     assert client.json() == {
         "id": "chatcmpl-" + backend.requests[0].request_id.hex(),
