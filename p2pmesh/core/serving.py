@@ -163,6 +163,8 @@ class Look:
     rates: tuple[Rate, ...] = ()
     is_spared: bool = False
     """Whether this node runs on battery, or its machine is in use."""
+    spare_bytes: int = 0
+    """What engines take that wait here for stages that may come, of any coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,12 @@ class Unload:
     reason: UnloadReason
 
 
-Effect = Load | Unload
+@dataclass(frozen=True, slots=True)
+class DropSpares:
+    """End the engines that wait for stages which may come: memory is low, and nobody uses them."""
+
+
+Effect = Load | Unload | DropSpares
 
 
 class ServingMachine:
@@ -235,6 +242,10 @@ class ServingMachine:
         """Whether little was left at the last look."""
         return self._low_since is not None
 
+    def takes_spares(self, now: Micros) -> bool:
+        """Whether another engine may wait here in case."""
+        return not self.is_memory_low and now >= self._barred_until
+
     def deadline(self) -> Micros | None:
         """When another look may lead to something without anything new."""
         return self._deadline
@@ -259,12 +270,12 @@ class ServingMachine:
         self._forget(look, now)
         self._note_memory(look, now)
         self._note_served(look, now)
-        unloads = self._unloads(look, now)
-        effects = unloads or self._loads(look, now)
+        effects: tuple[Effect, ...] = self._relieve(look, now) or self._unloads(look, now) or self._loads(look, now)
         for effect in effects:
             if isinstance(effect, Unload):
                 self._unloaded_at[effect.model] = now
-            self._due.pop(effect.model, None)
+            if not isinstance(effect, DropSpares):
+                self._due.pop(effect.model, None)
         self._deadline = self._next_look(look, now)
         return effects
 
@@ -298,6 +309,17 @@ class ServingMachine:
         elif self._low_since is None:
             self._low_since = now
 
+    def _relieve(self, look: Look, now: Micros) -> tuple[DropSpares, ...]:
+        """What nobody uses goes before any model does."""
+        if not look.spare_bytes or not self._is_relief_due(now):
+            return ()
+        self._note_relief(now)
+        return (DropSpares(),)
+
+    def _note_relief(self, now: Micros) -> None:
+        self._next_relief = Micros(now + self._policy.low_memory_pause_us)
+        self._barred_until = Micros(now + self._policy.low_memory_bar_us)
+
     def _unloads(self, look: Look, now: Micros) -> tuple[Unload, ...]:
         if any(one.state is RunState.DRAINING for one in look.loaded):
             return ()
@@ -311,8 +333,7 @@ class ServingMachine:
         ]
         if self._is_relief_due(now) and candidates:
             victim = min(candidates, key=lambda one: (one.demand.weight, one.idle_since is None, one.model))
-            self._next_relief = Micros(now + self._policy.low_memory_pause_us)
-            self._barred_until = Micros(now + self._policy.low_memory_bar_us)
+            self._note_relief(now)
             return (Unload(victim.model, UnloadReason.MEMORY_LOW),)
         idle_us = self._policy.idle_unload_us
         if idle_us is None:

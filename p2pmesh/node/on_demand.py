@@ -21,6 +21,7 @@ from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.core.planning.request import DEFAULT_POLICY as PLANNING
 from p2pmesh.core.serving import (
     DrainFailed,
+    DropSpares,
     Effect,
     Load,
     Loadable,
@@ -137,6 +138,7 @@ class OnDemand:
         seed = int.from_bytes(parts.entropy.random_bytes(8), "big")
         self.demand = ModelDemand(parts.overlay, parts.router, parts.clock)
         self._machine = ServingMachine(seed, ServingPolicy(idle_unload_us=idle_us))
+        parts.stages.takes_spares = lambda: self._machine.takes_spares(parts.clock.now())
         self._shelf: dict[bytes, tuple[KnownModel, int]] = {}
         """Models on disk, and what each needs to be held whole."""
         self._held: dict[bytes, _Held] = {}
@@ -271,7 +273,9 @@ class OnDemand:
         now = self._parts.clock.now()
         others = self.demand.peers()
         self.demand.read(others)
-        if not self._shelf and not self._held and self._machine.deadline() is None:
+        spare_bytes = self._parts.stages.spare_bytes
+        is_idle = not self._shelf and not self._held and not spare_bytes
+        if is_idle and self._machine.deadline() is None and not self._machine.is_memory_low:
             return ()
         self._note_loads(now)
         served = self.demand.served()
@@ -283,6 +287,7 @@ class OnDemand:
             self._parts.memory_left(),
             self.demand.rates(served),
             is_spared(self._parts.overlay.board.own()),
+            spare_bytes,
         )
         return self._machine.handle(look, now)
 
@@ -388,6 +393,8 @@ class OnDemand:
             case Unload(model, unload_reason):
                 self._held[model].is_draining = True
                 self._nursery.start_soon(self._unload, model, self._held[model], unload_reason)
+            case DropSpares():
+                self._nursery.start_soon(self._parts.stages.drop_waiting_engines)
 
     def _expect(self, name: str) -> None:
         """Others hear that it comes, so that they do not load it too."""

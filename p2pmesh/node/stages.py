@@ -156,6 +156,8 @@ class Stages:
         self._nursery: trio.Nursery | None = None
         self.used: Callable[[str, str, int], None] = lambda peer, model, tokens: None
         """Told of tokens that passed a stage here that is not the first: whose run, of which model, how many."""
+        self.takes_spares: Callable[[], bool] = lambda: True
+        """Asked before an engine may wait here in case."""
         self._is_going = False
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
@@ -257,7 +259,12 @@ class Stages:
                 self._stop_if_nobodys(held)
             await self._parts.claims.changes.wait_beyond(seen)
 
-    async def drop_waiting_engines(self, ended_model: str) -> None:
+    @property
+    def spare_bytes(self) -> int:
+        """What engines take that wait for stages which may come."""
+        return self._shelf.waiting_bytes
+
+    async def drop_waiting_engines(self, ended_model: str = "") -> None:
         """Memory is low: no engine is kept for a stage that may come, that of a model whose run is ending included."""
         with trio.move_on_after(RELEASE_S):
             while self.has_stage_of(ended_model):
@@ -473,6 +480,8 @@ class Stages:
         """An engine that waits for the stage, should its peer be lost; only where there is room that nobody wants."""
         self._check_order(load)
         size_bytes = _reserved_bytes(load)
+        if not self.takes_spares():
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, "little memory is left on this peer; it keeps no spare engine")
         if self._shelf.waiting_bytes + size_bytes > self.free_bytes:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "there is no room for a spare engine here")
 

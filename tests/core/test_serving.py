@@ -14,6 +14,7 @@ from p2pmesh.core.draws import Draws
 from p2pmesh.core.serving import (
     DEFAULT_POLICY,
     DrainFailed,
+    DropSpares,
     Effect,
     Load,
     Loadable,
@@ -250,6 +251,21 @@ def test_little_memory_unloads_the_least_demanded_run_and_loads_nothing() -> Non
     assert machine.handle(roomy, at(100)) == (Load(A, LoadReason.NO_SERVER),)
 
 
+def test_where_memory_is_low_engines_that_nobody_uses_go_before_any_model() -> None:
+    machine = ServingMachine(1)
+    given = look(loaded=(loaded(A),), memory_left_bytes=0, spare_bytes=GIB)
+    assert machine.handle(replace(given, memory_left_bytes=2 * GIB), at(0)) == ()
+    assert machine.takes_spares(at(0))
+    assert machine.handle(given, at(1)) == ()
+    assert not machine.takes_spares(at(1))
+    assert machine.handle(given, at(6)) == (DropSpares(),)
+    left = replace(given, spare_bytes=0)
+    assert machine.handle(left, at(20)) == ()
+    assert machine.handle(left, at(36)) == (Unload(A, UnloadReason.MEMORY_LOW),)
+    assert machine.handle(look(memory_left_bytes=2 * GIB), at(40)) == ()
+    assert [machine.takes_spares(at(second)) for second in (40, 95, 96)] == [False, False, True]
+
+
 def test_a_run_that_could_not_be_drained_is_left_alone_for_a_while() -> None:
     machine = ServingMachine(1)
     given = look(loaded=(loaded(A), loaded(B, Demand(per_day=9))), memory_left_bytes=0)
@@ -405,10 +421,11 @@ class AnyOrder(RuleBasedStateMachine):
         is_coming=st.booleans(),
         is_busy=st.booleans(),
         rival_count=st.integers(0, 12),
+        spare_bytes=st.sampled_from([0, GIB]),
     )
     def look(
         self, demands: list[Demand], left_bytes: int | None, servers: int, is_coming: bool, is_busy: bool,
-        rival_count: int,
+        rival_count: int, spare_bytes: int,
     ) -> None:  # fmt: skip
         rivals = tuple(Rival(PeerId(f"r{n}"), n % 5 == 0, n % 3 == 0) for n in range(rival_count))
         loadables = tuple(
@@ -421,7 +438,10 @@ class AnyOrder(RuleBasedStateMachine):
                 run = self.runs[model]
                 idle_since = None if is_busy else (run.idle_since if run.idle_since is not None else self.now)
                 self.runs[model] = replace(run, demand=demand, idle_since=idle_since)
-        given = Look(OWN, self.free_bytes, loadables, tuple(self.runs.values()), left_bytes, (Rate(B, 1, 1),))
+        given = Look(
+            OWN, self.free_bytes, loadables, tuple(self.runs.values()), left_bytes, (Rate(B, 1, 1),),
+            spare_bytes=spare_bytes,
+        )  # fmt: skip
         effects = self.machine.handle(given, self.now)
         assert len(effects) <= 1
         for effect in effects:
@@ -430,6 +450,11 @@ class AnyOrder(RuleBasedStateMachine):
         assert deadline is None or deadline > self.now
 
     def perform(self, effect: Effect, given: Look) -> None:
+        if isinstance(effect, DropSpares):
+            assert given.spare_bytes
+            assert self.machine.is_memory_low
+            assert not self.machine.takes_spares(self.now)
+            return
         if isinstance(effect, Load):
             chosen = next(one for one in given.loadables if one.model == effect.model)
             assert not chosen.demand.is_none

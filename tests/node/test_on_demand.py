@@ -180,6 +180,25 @@ async def test_little_memory_unloads_what_is_asked_for_least(autojump_clock: Moc
         assert await node.ask(request) == expected(request)
 
 
+async def test_a_peer_with_little_memory_keeps_no_engine_in_case_and_takes_none(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        memory = Memory()
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        mesh.serve(driver, MODEL)
+        await driver.wait_routable()
+        spare = await mesh.join("spare", driver, memory_left=memory)
+        await trio.sleep(20)
+        assert len(spare.launcher.engines) == 1
+        memory.left_bytes = 100 * MIB
+        await trio.sleep(20)
+        assert spare.launcher.engines == []
+        await trio.sleep(300)
+        assert spare.launcher.engines == []
+        memory.left_bytes = GIB
+        await trio.sleep(180)
+        assert len(spare.launcher.engines) == 1
+
+
 async def test_little_memory_cuts_no_request(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         memory = Memory()
