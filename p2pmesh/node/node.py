@@ -20,6 +20,7 @@ from p2pmesh.core.ownership import TrustStore
 from p2pmesh.core.relaying import ReachSettings
 from p2pmesh.core.retry_after import LEAST_S
 from p2pmesh.core.sharing import SharingRules
+from p2pmesh.node.adopted_run import SuccessionParts
 from p2pmesh.node.announcements import Neighbours, OwnLoad
 from p2pmesh.node.artifacts import ArtifactPorts, Artifacts, Grants
 from p2pmesh.node.claims import Claims
@@ -53,7 +54,7 @@ from p2pmesh.node.sharing import Sharing, SharingParts
 from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stages import StageParts, Stages
 from p2pmesh.node.status import ModelCoordinator, describe_node, describe_reach
-from p2pmesh.node.succession import SuccessionParts, Successions
+from p2pmesh.node.succession import Successions
 from p2pmesh.node.tokenizing import TextOrTokens, TokenizeExchanges
 from p2pmesh.node.traffic import MeteredNetwork, Traffic
 from p2pmesh.node.usage import UsageBook, UsageParts
