@@ -10,6 +10,7 @@ Who waits for one of a run's peers in vain has those who watch all of them ask a
 also while a stage behind it is frozen, and the run's coordinator is often the same node.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,10 +30,10 @@ SILENCE_S = 0.3
 ANSWER_S = STRANGER_US / MICROS_PER_SECOND
 AGAIN_S = 1.0
 """After all have answered: the step is long, and they are asked again."""
-LAG_S = 0.1
-"""If our own wait ended so much too late, this machine was busy or asleep, and silence proves nothing."""
-MAX_LAGS = 5
-"""A machine that is always late never learns who is silent, and must not wait for that."""
+STEP_S = 0.05
+"""The wait is counted in steps: where ours end too late this machine is busy, and whoever shares it may be as well."""
+MAX_LAG = 5
+"""So many times as long is waited at most: a machine that is always late, or was asleep, cannot tell who is silent."""
 ROUND_TRIPS = 4
 """Of the way to a peer, beside ``ANSWER_S``: a stream is opened and asked on, and some may be sent twice."""
 FRESH_S = 0.5
@@ -201,25 +202,33 @@ class Vigils:
 
     async def _put(self, question: _Question, addresses: tuple[str, ...]) -> None:
         answer_s = self._answer_s(question.peer)
+        asked_at = trio.current_time()
         try:
-            for _ in range(MAX_LAGS):
-                asked_at = trio.current_time()
-                due = asked_at + answer_s
-                with trio.move_on_at(due), suppress(P2PMeshError):
-                    await self._ask(question.peer, addresses, answer_s)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._limit, question, answer_s, nursery.cancel_scope)
+                with suppress(P2PMeshError):
+                    await self._ask(question.peer, addresses, MAX_LAG * answer_s)
                     question.is_answered = True
                     took_us = int((trio.current_time() - asked_at) * MICROS_PER_SECOND)
                     self._patience.note_answer(question.peer, took_us)
-                if question.is_answered or trio.current_time() - due < LAG_S:
-                    return
-            question.is_answered = True  # for all that this machine can tell
+                nursery.cancel_scope.cancel()
         finally:
             del self._open[question.peer]
-            question.waited_s = answer_s
+            question.waited_s = trio.current_time() - asked_at
             if not question.is_answered:
                 self._patience.note_silence(question.peer)
                 self._silent[question.peer] = (Micros(self._clock.now() + int(FRESH_S * MICROS_PER_SECOND)), question)
             question.is_over.set()
+
+    async def _limit(self, question: _Question, answer_s: float, asking: trio.CancelScope) -> None:
+        """Ends the wait. Of each step counts what it should have taken: the rest we were busy or asleep ourselves."""
+        began, steps = trio.current_time(), math.ceil(answer_s / STEP_S)
+        for _ in range(steps):
+            await trio.sleep(answer_s / steps)
+            if trio.current_time() - began > MAX_LAG * answer_s:
+                question.is_answered = True  # for all that this machine can tell
+                break
+        asking.cancel()
 
     def _answer_s(self, peer: PeerId) -> float:
         way_s = min(ROUND_TRIPS * (self._pings.round_trip_s(peer) or 0.0), MAX_WAY_S)

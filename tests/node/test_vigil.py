@@ -15,7 +15,7 @@ from p2pmesh.node.channels import MessageStream, error_of
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.stages import MAX_LOADING
 from p2pmesh.node.standby import SETTLED_S
-from p2pmesh.node.vigil import ANSWER_S, FRESH_S, SILENCE_S, Vigils
+from p2pmesh.node.vigil import ANSWER_S, FRESH_S, SILENCE_S, STEP_S, Vigils
 from p2pmesh.ports.models import StageArtifact
 from p2pmesh.wire.control import LoadStage, Probe, Refusal
 from tests.fakes.clock import FakeEntropy
@@ -212,14 +212,17 @@ class SilentOverlay:
         self.asked = 0
 
     async def ensure_admitted(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        self.lag()
+        pass
 
     async def open_exchange(self, peer: PeerId, message: object) -> "SilentOverlay":
         self.asked += 1
         return self
 
     async def receive(self, timeout_s: float) -> Refusal:
-        await trio.sleep(self.answer_s)
+        due = trio.current_time() + self.answer_s
+        while trio.current_time() < due:
+            self.lag()
+            await trio.sleep(min(STEP_S, max(0.0, due - trio.current_time())))
         return Refusal("overloaded", "too much to do")
 
     async def expect(self, kind: type, timeout_s: float) -> None:
@@ -280,6 +283,15 @@ async def test_a_machine_that_is_always_late_does_not_ask_for_ever(autojump_cloc
     vigils = vigils_over(SilentOverlay(lag=lambda: autojump_clock.jump(2 * ANSWER_S)))
     with trio.fail_after(60):
         assert await silent_by(vigils) == ()
+
+
+async def test_a_busy_machine_waits_longer_for_an_answer(autojump_clock: MockClock) -> None:
+    def be_late() -> None:
+        autojump_clock.jump(3 * STEP_S)
+
+    assert await silent_by(vigils_over(SilentOverlay(answer_s=1.5 * ANSWER_S))) == ("other",)
+    assert await silent_by(vigils_over(SilentOverlay(answer_s=1.5 * ANSWER_S, lag=be_late))) == ()
+    assert await silent_by(vigils_over(SilentOverlay(lag=be_late))) == ("other",)
 
 
 async def test_a_refusal_is_an_answer(autojump_clock: MockClock) -> None:
