@@ -189,7 +189,7 @@ class _Load:
         self._tally.struck.append(Struck(fault, victim.name, time.monotonic()))
         await inflict(fault, victim, self._overlay.links)
         if fault.kind in ENDS_NODE:
-            await self._overlay.start_peer(victim.name)
+            await self._overlay.bring_back(victim)
 
     # --- each stage at each position ---------------------------------------------------
     async def _strike_everywhere(self) -> None:

@@ -47,6 +47,7 @@ class ChaosOverlay:
         self._invite = ""
         self._stages: list[str] = []
         self._peers: dict[str, str] = {}
+        self._returning: set[str] = set()
         self.model = ""
         self.runs = 0
         """How many have served."""
@@ -66,6 +67,16 @@ class ChaosOverlay:
         await coordinator.wait_for("pipeline_ready")
         await coordinator.wait_for("ready")
         return str((await coordinator.wait_for("listening"))["api_url"])
+
+    async def bring_back(self, victim: Victim) -> None:
+        """Starts a peer again that a fault has ended, unless another fault ended it too and has brought it back."""
+        is_ended = self._nodes.by_name[victim.name].process is victim.process
+        if is_ended and victim.name not in self._returning:
+            self._returning.add(victim.name)
+            try:
+                await self.start_peer(victim.name)
+            finally:
+                self._returning.discard(victim.name)
 
     async def start_peer(self, name: str) -> None:
         """A peer that may hold stages; under the name of one that died, that one comes back."""
