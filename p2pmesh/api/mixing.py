@@ -21,7 +21,7 @@ from p2pmesh.api.metrics import Metrics
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, micros
 from p2pmesh.core.affinity import NOBODY, Asker
-from p2pmesh.core.auto_model import Kind, classify
+from p2pmesh.core.auto_model import AUTO, Kind, classify
 from p2pmesh.core.mixture.asking import answers_calls, is_own_limit, reducer_request, worker_request
 from p2pmesh.core.mixture.drafts import Draft, read_draft
 from p2pmesh.core.mixture.machine import (
@@ -105,11 +105,11 @@ class MixingBackend:
     async def tokenize(
         self, model: str, prompt: Prompt, tools: ToolUse | None = None, *, add_special: bool
     ) -> tuple[int, ...]:
-        """For ``mesh`` as its strong model has them."""
+        """For ``mesh`` and ``auto`` as the strong model has them."""
         return await self._backend.tokenize(self._real(model), prompt, tools, add_special=add_special)
 
     async def detokenize(self, model: str, tokens: tuple[int, ...]) -> str:
-        """For ``mesh`` as its strong model has them."""
+        """For ``mesh`` and ``auto`` as the strong model has them."""
         return await self._backend.detokenize(self._real(model), tokens)
 
     def generate(
@@ -158,7 +158,13 @@ class MixingBackend:
         return assign_roles(names, kind, self._policy.models)
 
     def _real(self, model: str) -> str:
-        return self._workers(Kind.CHAT)[0].model if model == MESH else model
+        """Whose tokens a virtual model has: the strong one's, since who will answer is not known before."""
+        if model == MESH:
+            return self._workers(Kind.CHAT)[0].model
+        if model != AUTO:
+            return model
+        served = assign_roles((listing.id for listing in self._backend.models()), Kind.CHAT, self._policy.models)
+        return served[0].model if served else model
 
 
 def check_mixable(request: GenerationRequest) -> None:

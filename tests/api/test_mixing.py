@@ -324,16 +324,27 @@ async def test_choices_are_mixed_each_for_itself() -> None:
     assert answer["usage"]["completion_tokens"] == 4
 
 
-async def test_tokens_of_mesh_are_the_strong_models() -> None:
+@pytest.mark.parametrize("virtual", ["mesh", "auto"])
+async def test_tokens_of_virtual_models_are_the_strong_ones(virtual: str) -> None:
     class Counting(FakeBackend):
         async def tokenize(self, model: str, *arguments: Any, **named: Any) -> tuple[int, ...]:
             assert model == STRONG
             return (1, 2)
 
     backend = Counting(listings=(ModelListing(FAST, 1), ModelListing(STRONG, 1)))
-    client = AsgiClient(json.dumps({"model": "mesh", "messages": [{"role": "user", "content": "x"}]}).encode())
+    client = AsgiClient(json.dumps({"model": virtual, "messages": [{"role": "user", "content": "x"}]}).encode())
     await client.run(openai_app(backend), "/v1/messages/count_tokens")
     assert client.json() == {"input_tokens": 2}
+
+
+async def test_tokens_of_auto_are_those_of_the_only_model_there_is() -> None:
+    body = json.dumps({"model": "auto", "prompt": "hi"}).encode()
+    client = AsgiClient(body)
+    await client.run(openai_app(FakeBackend(listings=(ModelListing(FAST, 1),))), "/tokenize")
+    assert client.json()["count"] == 3
+    none = AsgiClient(body)
+    await none.run(openai_app(FakeBackend(listings=())), "/tokenize")
+    assert none.status == 503
 
 
 async def test_metrics_count_answers_and_models() -> None:
