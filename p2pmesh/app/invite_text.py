@@ -36,7 +36,7 @@ def _read_file(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(MAX_INVITE_BYTES + 2).decode("ascii", "replace")
     except OSError as error:
-        text = f"the invite in {path} cannot be read: {error.strerror or error}"
+        text = f"the invite in {path} cannot be read: {error.strerror or error}; check its path and its owner"
         raise ConfigError(ErrorCode.CONFIG_INVALID, text) from None
 
 

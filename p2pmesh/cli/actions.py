@@ -47,8 +47,13 @@ class OneLineParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{arg_string[:80]!r} is no {words}") from None
 
     def error(self, message: str) -> NoReturn:
-        """Exits with 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        """Exits with 2; the line is a note of the ``SystemExit``, for programs that read another stream."""
+        line = f"{self.prog}: {message}; see {self.prog} --help"
+        try:
+            self.exit(2, line + "\n")
+        except SystemExit as ending:
+            ending.add_note(line)
+            raise
 
 
 def add_group(commands: Commands, name: str, summary: str) -> Commands:

@@ -9,6 +9,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from p2pmesh.api.errors import error_of
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) 
     try:
         args = build_parser().parse_args(argv)
     except SystemExit as ending:  # argparse has printed help, the version, or what is wrong
+        _tell_usage(getattr(ending, "__notes__", ()), sys.argv[1:] if argv is None else argv)
         return ending.code if isinstance(ending.code, int) else OK
     try:
         if args.command == "up":
@@ -78,6 +80,14 @@ def main(argv: Sequence[str] | None = None, commands: "Commands | None" = None) 
         return _report(error, args)
     finally:
         _flush_stdout()
+
+
+def _tell_usage(lines: Sequence[str], argv: Sequence[str]) -> None:
+    """As an event where ``up`` was to print events: arguments that cannot be parsed say so themselves."""
+    name, wanted = "--log-format", LogFormat.JSON.value
+    if list(argv[:1]) == ["up"] and (f"{name}={wanted}" in argv or (name, wanted) in pairwise(argv)):
+        for line in lines:
+            JsonPrinter(sys.stdout).emit(events.error(ConfigError(ErrorCode.CONFIG_INVALID, line)))
 
 
 def _about_place(error: OSError) -> P2PMeshError | None:

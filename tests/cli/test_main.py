@@ -177,6 +177,21 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--{name}" in shown
 
 
+@pytest.mark.parametrize("chosen", [["--log-format", "json"], ["--log-format=json"]])
+def test_arguments_that_cannot_be_parsed_are_an_event_too(
+    chosen: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", *chosen, "--port", "abc"]) == 2
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert (told["event"], told["code"]) == ("error", "config_invalid")
+    assert captured.err == told["message"] + "\n"
+    assert main(["up", "--port", "abc"]) == 2
+    assert main(["gpus", "--nonsense", *chosen]) == 2
+    assert main(["up", *chosen, "--help"]) == 0
+    assert '{"event"' not in capsys.readouterr().out
+
+
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     yield parser
     for action in parser._actions:
