@@ -101,7 +101,7 @@ class Coordinator:
         machine = replanning.Replanner(replanning.ReplanPolicy.after(wait_s), draw)
         planning = Planning(
             self._request_for_move, plan_placement, self._standby_order, self._without_leaving,
-            lambda layers: self._standbys.peer_for(layers), self._candidates.meet,
+            lambda layers: self._standbys.peer_for(layers), self._candidates.meet, self._model.is_by_orders,
         )  # fmt: skip
         return Mover(parts.overlay, parts.drivers, (machine, parts.clock), planning, self._report)
 

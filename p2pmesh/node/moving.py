@@ -47,6 +47,9 @@ class Planning:
     without_leaving: Callable[[Placement], Placement | None]
     spare_for: Callable[[LayerRange], PeerId | None]
     meet: Callable[[], Awaitable[bool]]
+    is_by_orders: bool = False
+    """The model's file is not here: nothing is ended before all that follows it stands ready, since what is missing may
+    be nowhere else."""
 
 
 class MovableRun(Protocol):
@@ -212,7 +215,9 @@ class Mover:
         ]
         own, peers = self._overlay.own_peer, [stages[index].peer_id for index in new]
         if own in peers or replanning.peers_without_room_beside(self._planning.request(), standing, wanted):
-            await self._runner.put(replanning.Prepared(attempt, is_beside=False))
+            is_not_beside = replanning.Prepared(attempt, is_beside=False)
+            failed = replanning.AttemptFailed(attempt)
+            await self._runner.put(failed if self._planning.is_by_orders else is_not_beside)
             return
         missing = set(new)
 

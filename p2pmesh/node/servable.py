@@ -38,6 +38,10 @@ class Servable(Protocol):
     def planning(self) -> PlanningModel:
         """As a planner sees it."""
 
+    @property
+    def is_by_orders(self) -> bool:
+        """Whether its file is not here, so that only files of an earlier run can be ordered."""
+
     def make_orders(self) -> Orders:
         """For one run, or one spare engine."""
 
@@ -71,6 +75,11 @@ class ServableFile:
     def architecture(self) -> str:
         """Of its family."""
         return self.model.index.architecture
+
+    @property
+    def is_by_orders(self) -> bool:
+        """It can be cut anew."""
+        return False
 
     def make_orders(self) -> Orders:
         """They cut the file."""
@@ -109,6 +118,11 @@ class ServableRun:
     def architecture(self) -> str:
         """An order does not tell."""
         return ""
+
+    @property
+    def is_by_orders(self) -> bool:
+        """Its stages can only be ordered again."""
+        return True
 
     @property
     def size_bytes(self) -> int:

@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -139,6 +140,39 @@ async def test_a_run_that_was_taken_over_moves_to_a_better_placement(autojump_cl
         await trio.sleep(600)
         assert len(run.first.told("replanned")) == 1
         assert len(run.first.told("pipeline_ready")) == 1
+
+
+def tells_speed(node: MeshNode, bytes_per_s: int) -> None:
+    """What peers hear of how fast its engines are."""
+    board = node.node.overlay.board
+    read_load = board.read_load
+    board.read_load = lambda: replace(read_load(), decode_bytes_per_s=bytes_per_s)
+
+
+SLOW, FAST = 10_000, 1_000_000
+
+
+async def test_a_run_moves_to_a_faster_peer_by_its_orders(autojump_clock: MockClock) -> None:
+    async with taken_over(has_file=False) as run:
+        tells_speed(run.second, SLOW)
+        tells_speed(await run.spare_joins(memory_bytes=4 * WHOLE_BYTES), FAST)
+        moved = await run.first.wait_told("replanned")
+        assert moved["reason"] == "faster"
+        assert run.second.peer not in await run.next_peers()
+        await run.ask()
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+async def test_nothing_is_ended_by_orders_before_what_follows_stands_ready(
+    autojump_clock: MockClock, has_file: bool
+) -> None:
+    async with taken_over(has_file=has_file) as run:
+        spare = await run.spare_joins()  # a spare engine for the larger stage leaves it no room for the other one
+        tells_speed(run.second, SLOW)
+        tells_speed(spare, FAST)
+        await trio.sleep(400)
+        assert bool(run.first.told("replanned")) is has_file
+        await run.ask()
 
 
 async def test_a_successor_that_leaves_gives_its_stage_and_the_run_away(autojump_clock: MockClock) -> None:
