@@ -25,19 +25,29 @@ class Patience:
 
     def __init__(self) -> None:
         self._took_us: dict[PeerId, deque[int]] = {}
+        self._doubted: set[PeerId] = set()
+        """Of those, who was silent and has not answered ``ENOUGH`` times since: pings say nothing of them."""
 
     def note_answer(self, peer: PeerId, took_us: int) -> None:
         """It answered, so long after it was asked."""
-        recent = self._took_us.pop(peer, None) or deque[int](maxlen=RECENT)
+        recent = self._took_us.get(peer, deque[int](maxlen=RECENT))
         recent.append(took_us)
-        while len(self._took_us) >= MAX_PEERS:
-            del self._took_us[next(iter(self._took_us))]
-        self._took_us[peer] = recent
+        self._keep(peer, recent)
+        if len(recent) >= ENOUGH:
+            self._doubted.discard(peer)
 
     def note_silence(self, peer: PeerId) -> None:
-        """It did not answer in time: if it lives, it is a stranger until its next ``RECENT`` answers, pings or not."""
+        """It did not answer in time: if it lives, what was known of it holds no more, nor what its pings say."""
+        self._keep(peer, deque[int](maxlen=RECENT))
+        self._doubted.add(peer)
+
+    def _keep(self, peer: PeerId, recent: deque[int]) -> None:
         self._took_us.pop(peer, None)
-        self.note_answer(peer, STRANGER_US // FACTOR)
+        while len(self._took_us) >= MAX_PEERS:
+            oldest = next(iter(self._took_us))
+            del self._took_us[oldest]
+            self._doubted.discard(oldest)
+        self._took_us[peer] = recent
 
     def of(self, peer: PeerId, slowest_ping_us: int | None = None) -> int:
         """Microseconds: ``FACTOR`` times its slowest recent answer, from ``LEAST_US`` to ``MOST_US``.
@@ -46,7 +56,7 @@ class Patience:
         too few questions were put. One of whom neither says anything gets ``STRANGER_US``.
         """
         recent = self._took_us.get(peer, ())
-        if slowest_ping_us is None and len(recent) < ENOUGH:
+        if (slowest_ping_us is None or peer in self._doubted) and len(recent) < ENOUGH:
             return STRANGER_US
         slowest_us = max(slowest_ping_us or 0, *recent, 0)
         return min(MOST_US, max(LEAST_US, FACTOR * slowest_us))

@@ -40,11 +40,13 @@ def test_who_was_silent_once_gets_all_the_time_again() -> None:
     patience = told(*[1000] * RECENT)
     patience.note_silence(PEER)
     assert patience.of(PEER) == patience.of(PEER, 1000) == STRANGER_US
-    for _ in range(RECENT - 1):
+    for _ in range(ENOUGH - 1):
         patience.note_answer(PEER, 1000)
-    assert patience.of(PEER) == STRANGER_US
+    assert patience.of(PEER, 1000) == STRANGER_US
     patience.note_answer(PEER, 1000)
     assert patience.of(PEER) == LEAST_US
+    patience.note_silence(PeerId("b"))
+    assert patience.of(PeerId("b"), 1000) == STRANGER_US
 
 
 def test_whoever_was_heard_of_longest_ago_makes_room() -> None:

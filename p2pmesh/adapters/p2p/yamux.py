@@ -458,9 +458,9 @@ class YamuxConnection(IMuxedConn):
 
     @property
     def slowest_round_trip_s(self) -> float | None:
-        """Of the last ``RECENT_PINGS``; None before half as many were answered."""
-        recent = self._recent_round_trips_s
-        return max(recent) if len(recent) >= RECENT_PINGS // 2 else None
+        """Of the last ``RECENT_PINGS`` but one, which waited if the peer was frozen; None before half were answered."""
+        recent = sorted(self._recent_round_trips_s)
+        return recent[-2] if len(recent) >= RECENT_PINGS // 2 else None
 
     @property
     def exchange_count(self) -> int:

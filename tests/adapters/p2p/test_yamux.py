@@ -456,6 +456,19 @@ async def test_pings_are_answered_and_measure_the_round_trip(autojump_clock: Moc
     assert channel.heard() == [(PING, ACK, 0, 4711)]
 
 
+async def test_of_recent_pings_the_slowest_but_one_is_told(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    channel = ScriptedChannel()
+    connection = YamuxConnection(channel, PEER, Vigilance(interval_s=2.0, max_silent=1000, quiet_intervals=1))
+    nursery.start_soon(connection.start)
+    told = []
+    for number, took_s in enumerate((0.1, 1.9, 0.3, 0.2), 1):
+        await trio.sleep(took_s)
+        channel._say.send_nowait(frame(PING, ACK, 0, number))
+        await trio.sleep(2.0 - took_s)
+        told.append(connection.slowest_round_trip_s)
+    assert told == [None, None, None, pytest.approx(0.3)]
+
+
 async def test_a_stream_that_the_peer_leaves_open_after_us_is_reset(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
