@@ -42,6 +42,8 @@ class MachineRunner(Generic[E, F]):
         self._perform = perform
         self._deadline_event = deadline_event
         self._send, self._receive = trio.open_memory_channel[E](capacity)
+        self._queued = 0
+        """Events that were posted and not yet taken up."""
         self._is_handling = False
         self._turns = trio.lowlevel.ParkingLot()
         self._waits_until: Micros | None = None
@@ -49,17 +51,23 @@ class MachineRunner(Generic[E, F]):
     def post(self, event: E) -> None:
         """Queues an event; raises ``trio.WouldBlock`` when the queue is full."""
         self._send.send_nowait(event)
+        self._queued += 1
 
     async def put(self, event: E) -> None:
         """Queues an event, waiting for room."""
-        await self._send.send(event)
+        self._queued += 1
+        try:
+            await self._send.send(event)
+        except BaseException:
+            self._queued -= 1
+            raise
 
     async def handle_here(self, event: E) -> None:
         """Handles an event in the task of the caller if nothing is before it, which saves a wake-up; else queues it.
 
         Raises ``trio.WouldBlock`` when the queue is full, and whatever performing an effect raises.
         """
-        if self._is_handling or self._receive.statistics().current_buffer_used:
+        if self._is_handling or self._queued:
             self.post(event)
             return
         await self._handle(event)
@@ -87,8 +95,13 @@ class MachineRunner(Generic[E, F]):
     async def _next_event(self) -> E:
         deadline = self._waits_until = self._machine.deadline()
         if deadline is None:
-            return await self._receive.receive()
+            return await self._take()
         event: E = self._deadline_event
         with trio.move_on_after(max(0, deadline - self._clock.now()) / MICROS_PER_SECOND):
-            event = await self._receive.receive()
+            event = await self._take()
         return event  # noqa: RET504 - a return inside the scope reads as the only way out
+
+    async def _take(self) -> E:
+        event = await self._receive.receive()
+        self._queued -= 1
+        return event

@@ -97,6 +97,8 @@ class Sequence:
             machine, clock, self._perform, generation.DeadlinePassed(), EVENT_CAPACITY
         )
         self._output, self._input = trio.open_memory_channel[GenerationEvent | P2PMeshError](OUTPUT_CAPACITY)
+        self._unread = 0
+        """What ``events`` has not taken yet."""
         self._scope = trio.CancelScope()
         self._patience_s = READER_PATIENCE_S
         self._abandoned: Refused | None = None
@@ -152,10 +154,7 @@ class Sequence:
                 self._is_failed = True
                 event = _failure_of(frame)
         try:
-            if (
-                isinstance(event, generation.TokensArrived)
-                and self._output.statistics().current_buffer_used < OUTPUT_CAPACITY // 2
-            ):
+            if isinstance(event, generation.TokensArrived) and self._unread < OUTPUT_CAPACITY // 2:
                 await self._take_token(event)
             else:
                 self._runner.post(event)
@@ -247,6 +246,7 @@ class Sequence:
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Deltas and the end; raises the error that ended it."""
         async for item in self._input:
+            self._unread -= 1
             if isinstance(item, P2PMeshError):
                 raise item
             yield item
@@ -256,9 +256,13 @@ class Sequence:
 
     async def _give(self, item: GenerationEvent | P2PMeshError) -> None:
         """To whoever reads the events; one that is too slow loses the sequence, whose lane others wait for."""
-        with suppress(trio.WouldBlock):
+        self._unread += 1
+        try:
             self._output.send_nowait(item)  # no checkpoint: who reads it is woken, and the next frame is waited for
-            return
+        except trio.WouldBlock:
+            await self._give_slowly(item)
+
+    async def _give_slowly(self, item: GenerationEvent | P2PMeshError) -> None:
         began_s = trio.current_time()
         with trio.move_on_after(self._patience_s) as scope:
             await self._output.send(item)

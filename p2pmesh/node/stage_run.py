@@ -221,7 +221,7 @@ class StageRun:
             raise RemoteProtocolError(ErrorCode.FRAME_UNEXPECTED, f"{frame.kind.name} from the stage before")
         if frame.kind in (FrameKind.PREFILL, FrameKind.DECODE):
             self._check_rows(frame)
-        if frame.kind is FrameKind.DECODE and FrameFlag.REPLAY not in frame.flags:
+        if frame.kind is FrameKind.DECODE and not frame.is_replay:
             self.used(len(frame.tokens))
             if self._watch is not None:
                 self._watch.hear()  # the token before has been through all stages
@@ -345,7 +345,7 @@ class StageRun:
 
     def _note_widened(self, frame: StageFrame) -> None:
         """Told once a run: a model whose values do not fit f16 does so at every step."""
-        if frame.flags & FrameFlag.WIDENED and not self._was_widened:
+        if not self._was_widened and frame.has_flag(FrameFlag.WIDENED):
             self._was_widened = True
             self._report("wire_dtype_widened", {"model": self.load.model, "run_id": self.load.run_id.hex()})
 
@@ -393,4 +393,4 @@ class StageRun:
 
 
 def _takes_credit(frame: StageFrame) -> bool:
-    return frame.kind is FrameKind.PREFILL or (frame.kind is FrameKind.DECODE and FrameFlag.REPLAY in frame.flags)
+    return frame.kind is FrameKind.PREFILL or frame.is_replay

@@ -16,7 +16,7 @@ from p2pmesh.core.batching import SequenceKey
 from p2pmesh.core.step_group import StepGroup, share_machine
 from p2pmesh.ports.clock import Clock
 from p2pmesh.wire.control import StageEntry
-from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame
+from p2pmesh.wire.stage import FrameKind, StageFrame
 
 
 class FrameTaker(Protocol):
@@ -48,7 +48,7 @@ class StepTurns:
     async def submit(self, frame: StageFrame) -> None:
         """Sends a frame of a sequence, now or with its group; raises what sending raises."""
         group, stage = self._group, self._stage()
-        if group is None or frame.kind is not FrameKind.DECODE or frame.flags & FrameFlag.REPLAY:
+        if group is None or frame.kind is not FrameKind.DECODE or frame.is_replay:
             await stage.submit(frame)
             return
         await self._send(group.take(frame, self._clock.now()))

@@ -107,6 +107,15 @@ class StageFrame:
     body: bytes | memoryview = b""
     stages: int = 0
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether it holds rows of which nothing is sampled, since what follows them is known."""
+        return self.has_flag(FrameFlag.REPLAY) and self.kind is FrameKind.DECODE
+
+    def has_flag(self, flag: FrameFlag) -> bool:
+        """Whether it bears ``flag``; most frames bear none, and to ask an enum costs more than to see that."""
+        return self.flags is not FrameFlag.NONE and bool(self.flags & flag)
+
 
 def encode_frame(frame: StageFrame) -> bytes:
     """The frame with its length prefix, ready for a stream. ``LocalProtocolError`` if a field has no place in it."""
@@ -227,7 +236,7 @@ def _checked_dtype(kind: FrameKind, dtype: int, flags: FrameFlag) -> WireDtype:
         raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {dtype}")
     if wire_dtype is not WireDtype.NONE and kind not in _ROWS:
         raise _broken(ErrorCode.FRAME_DTYPE_INVALID, f"wire dtype {wire_dtype.name} on {kind.name}")
-    if flags & FrameFlag.WIDENED and wire_dtype is not WireDtype.F32:
+    if flags is not FrameFlag.NONE and flags & FrameFlag.WIDENED and wire_dtype is not WireDtype.F32:
         raise _broken(ErrorCode.FRAME_FLAGS_INVALID, f"WIDENED on wire dtype {wire_dtype.name}")
     return wire_dtype
 

@@ -109,6 +109,16 @@ def test_random_bytes_are_a_frame_or_a_code(data: bytes) -> None:
         assert error.code.value.startswith("frame_")  # noqa: PT017 - both outcomes are right
 
 
+@pytest.mark.parametrize("kind", FrameKind)
+@pytest.mark.parametrize(
+    "flags", [FrameFlag.NONE, FrameFlag.REPLAY, FrameFlag.WIDENED | FrameFlag.REPLAY, FrameFlag.SAMPLE]
+)
+def test_only_decoded_rows_can_be_a_replay(kind: FrameKind, flags: FrameFlag) -> None:
+    frame = StageFrame(kind, bytes(16), bytes(16), flags=flags)
+    assert frame.is_replay == (kind is FrameKind.DECODE and FrameFlag.REPLAY in flags)
+    assert [frame.has_flag(flag) for flag in FrameFlag] == [flag in flags for flag in FrameFlag]
+
+
 def test_the_body_is_a_view_of_what_was_received() -> None:
     data = encode_frame(StageFrame(FrameKind.DECODE, bytes(16), bytes(16), 0, 0, (1,), 2, WireDtype.F16, body=b"abcd"))
     body = decode_frame(data[LENGTH_BYTES:]).body
