@@ -62,15 +62,12 @@ class FrameParser:
                 return
             version, kind, flags, stream_id, length = _HEADER.unpack_from(rest)
             rest = rest[HEADER_BYTES:]
-            part = self._begin(version, kind, flags, stream_id, length)
-            if 0 < self._missing <= len(rest):  # the whole frame is here: one part
-                part, rest = part._replace(body=rest[:length], is_last=True), rest[length:]
-                self._missing = 0
-            yield part
-
-    def _begin(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> FramePart:
-        if version != _VERSION or kind > GO_AWAY:
-            raise ProtocolViolation(f"a frame of version {version} and type {kind}")
-        self._frame = (kind, flags, stream_id, length)
-        self._missing = length if kind == DATA else 0
-        return FramePart(kind, flags, stream_id, length, _NO_BODY, is_first=True, is_last=not self._missing)
+            if version != _VERSION or kind > GO_AWAY:
+                raise ProtocolViolation(f"a frame of version {version} and type {kind}")
+            if kind == DATA and 0 < length <= len(rest):  # the whole frame is here: one part
+                body, rest = rest[:length], rest[length:]
+                yield FramePart(kind, flags, stream_id, length, body, is_first=True, is_last=True)
+                continue
+            self._frame = (kind, flags, stream_id, length)
+            self._missing = length if kind == DATA else 0
+            yield FramePart(*self._frame, _NO_BODY, is_first=True, is_last=not self._missing)
