@@ -61,6 +61,41 @@ def stream_with_usage() -> None:
     assert chunks[-1].choices == []
 
 
+def choices_with_logprobs() -> None:
+    """Streamed, since the pieces of several choices then come among each other."""
+    stream = CHATS.create(
+        model=MODEL, messages=QUESTION, n=3, seed=1, max_tokens=12, logprobs=True, top_logprobs=2, stream=True
+    )
+    texts, told = dict.fromkeys(range(3), ""), dict.fromkeys(range(3), b"")
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            for one in choice.logprobs.content if choice.logprobs else ():
+                assert len(one.top_logprobs) <= 2
+                assert one.logprob <= 0
+                told[choice.index] += bytes(one.bytes)
+    assert all(texts.values())
+    assert texts == {index: spelled.decode("utf-8", "replace") for index, spelled in told.items()}
+
+
+def history_of_agents() -> None:
+    """Speakers with names, and two calls at a time with their answers."""
+    calls = [
+        {
+            "id": f"call_{city}",
+            "type": "function",
+            "function": {"name": "forecast", "arguments": f'{{"city":"{city}"}}'},
+        }
+        for city in ("Bern", "Oslo")
+    ]
+    answers = [{"role": "tool", "tool_call_id": call["id"], "name": "forecast", "content": "rain"} for call in calls]
+    asked = [{**QUESTION[-1], "name": "Ann"}]
+    messages = [*asked, {"role": "assistant", "name": "Bob", "content": None, "tool_calls": calls}, *answers]
+    answer = CHATS.create(model=MODEL, messages=messages, tools=[TOOL], tool_choice="none", max_tokens=12)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.tool_calls is None
+
+
 def tools() -> None:
     answer = CHATS.create(model=MODEL, messages=QUESTION, tools=[TOOL], **ONE_CALL)
     choice = answer.choices[0]
@@ -159,6 +194,8 @@ run(
     models,
     chat,
     stream_with_usage,
+    choices_with_logprobs,
+    history_of_agents,
     tools,
     streamed_tools,
     structured_output,
