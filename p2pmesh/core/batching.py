@@ -6,7 +6,8 @@ Rules:
 - a *decode* call gathers the head frames of several sequences, together at most ``exact_width`` rows; the rows of one
   frame stay together, and a frame with more rows than that is a call of its own, which the engine cuts;
 - a *prefill* call is one chunk of one sequence;
-- while both kinds wait they take turns, so that a long prompt delays running sequences by one chunk at a time;
+- while both kinds wait they take turns, so that prompts delay running sequences by the rows of one whole chunk at a
+  time: a long one by a chunk, short ones by several of theirs, which are sooner all in step that way;
 - frames of one sequence keep their order, and among sequences the one whose head has waited longest goes first.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
 
+from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS
 from p2pmesh.wire.stage import FrameKind, StageFrame
 
 SequenceKey = tuple[bytes, int]
@@ -65,7 +67,8 @@ class Batcher:
         self._arrivals = 0
         self._frames = 0
         self._body_bytes = 0
-        self._last_kind = CallKind.DECODE
+        self._prefilled_rows = 0
+        """Since the last decode call."""
 
     def __len__(self) -> int:
         return self._frames
@@ -110,9 +113,13 @@ class Batcher:
         decodes = [frame for _, frame in heads if frame.kind is FrameKind.DECODE]
         if not heads:
             return None
-        if prefills and (not decodes or self._last_kind is CallKind.DECODE):
+        if prefills and (not decodes or self._has_turn(prefills[0])):
             return self._take(CallKind.PREFILL, prefills[:1])
         return self._take(CallKind.DECODE, self._gather(decodes))
+
+    def _has_turn(self, prefill: StageFrame) -> bool:
+        """Before a step that waits."""
+        return not self._prefilled_rows or self._prefilled_rows + len(prefill.tokens) <= PREFILL_CHUNK_TOKENS
 
     def _gather(self, decodes: list[StageFrame]) -> list[StageFrame]:
         """The longest-waiting frame, then every other that still fits."""
@@ -131,7 +138,8 @@ class Batcher:
             if not self._waiting[key].frames:
                 del self._waiting[key]
             self._uncount(frame)
-        self._last_kind = kind
+        rows = sum(len(frame.tokens) for frame in frames)
+        self._prefilled_rows = self._prefilled_rows + rows if kind is CallKind.PREFILL else 0
         return Call(kind, tuple(frames))
 
     def _uncount(self, frame: StageFrame) -> None:

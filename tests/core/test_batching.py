@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS
 from p2pmesh.core.batching import Batcher, BatchingPolicy, CallKind, key_of
 from p2pmesh.wire.stage import FrameKind, StageFrame
 
@@ -16,8 +17,8 @@ def decode(who: int, rows: int = 1, position: int = 0) -> StageFrame:
     return frame(FrameKind.DECODE, who, rows, position)
 
 
-def prefill(who: int, position: int = 0) -> StageFrame:
-    return frame(FrameKind.PREFILL, who, 4, position)
+def prefill(who: int, position: int = 0, rows: int = 4) -> StageFrame:
+    return frame(FrameKind.PREFILL, who, rows, position)
 
 
 def batcher(width: int = 4, **bounds: int) -> Batcher:
@@ -44,13 +45,34 @@ def test_a_frame_wider_than_the_width_is_a_call_of_its_own():
     assert queue.next_call().frames == (decode(1, 5),)
 
 
-def test_prefill_is_one_chunk_of_one_sequence_and_takes_turns_with_decode():
+@pytest.mark.parametrize(
+    ("rows", "in_a_row"),
+    [(PREFILL_CHUNK_TOKENS, 1), (PREFILL_CHUNK_TOKENS // 2 + 1, 1), (PREFILL_CHUNK_TOKENS // 3, 3)],
+)
+def test_prompts_delay_a_step_by_the_rows_of_a_chunk(rows, in_a_row):
     queue = batcher()
-    for position in (0, 4, 8):
-        queue.add(prefill(1, position))
-        queue.add(decode(2, 1, position))
-    kinds = [queue.next_call().kind for _ in range(6)]
-    assert kinds == [CallKind.PREFILL, CallKind.DECODE] * 3
+    for step in range(3):
+        queue.add(decode(1, 1, step))
+    for who in range(2, 2 + 3 * in_a_row):
+        queue.add(prefill(who, rows=rows))
+    kinds = [queue.next_call().kind for _ in range(3 + 3 * in_a_row)]
+    assert kinds == [*[CallKind.PREFILL] * in_a_row, CallKind.DECODE] * 3
+
+
+def test_a_prefill_call_is_one_chunk_of_one_sequence():
+    queue = batcher()
+    queue.add(prefill(1))
+    queue.add(prefill(2))
+    assert queue.next_call().frames == (prefill(1),)
+
+
+def test_a_step_that_comes_after_prompts_need_not_wait_for_more_of_them():
+    queue = batcher()
+    queue.add(prefill(1, rows=PREFILL_CHUNK_TOKENS))
+    queue.add(prefill(2))
+    assert queue.next_call().kind is CallKind.PREFILL
+    queue.add(decode(3))
+    assert queue.next_call().kind is CallKind.DECODE
 
 
 def test_a_sequence_keeps_its_order():
