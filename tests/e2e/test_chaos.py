@@ -42,7 +42,7 @@ def test_a_seeded_half_dozen_kills_change_no_byte(tiny_model: Path, tmp_path: Pa
 def test_faults_of_all_kinds_lose_nothing(tmp_path: Path) -> None:
     require_models(SMOLLM)
     report = run_chaos(
-        "--model", SMOLLM, "--requests", "14", "--tokens", "48", "--every", "8", "--seed", "2", home=tmp_path
+        "--model", SMOLLM, "--requests", "14", "--tokens", "240", "--every", "6", "--seed", "2", home=tmp_path
     )
     assert report["outcomes"] == {"identical": 14}
     assert report["needless_replacements"] == 0
