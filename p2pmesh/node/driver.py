@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
+from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS, PREFILL_SLICE_TOKENS
 from p2pmesh.base.quantities import MICROS_PER_SECOND
@@ -117,7 +117,7 @@ class Driver:
 
     def attach(self, stage: FrameTaker) -> None:
         """Stage 0 is up."""
-        self._turns.stage = stage
+        self._turns.attach(stage)
 
     @property
     def active_sequences(self) -> int:
@@ -243,7 +243,7 @@ class Driver:
         """While a sequence is on its way its stages are asked whether they live as soon as nothing comes."""
         if self._watch is not None:
             self._watch.hear()
-        elif self._turns.stage is not None:
+        else:
             stages = ((PeerId(entry.peer_id), entry.addresses) for entry in self.load.stages)
             stage = self._turns.stage
             self._watch = self._vigils.watch(stages, lambda _, error: stage.fail(unreachable(error)))
@@ -287,8 +287,6 @@ class Driver:
         if self._cause is not None:
             raise self._cause  # it ended while the request waited for its lane
         stage = self._turns.stage
-        if stage is None:
-            raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
         prefix = self._prefixes.find(request, prompt)
         machine = GenerationMachine(
             prompt,

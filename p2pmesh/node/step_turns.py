@@ -42,12 +42,22 @@ class StepTurns:
         self._nursery = nursery
         self._is_quiet: trio.Event | None = None
         """Ends the one task that lets those go who have waited long enough; None without it."""
-        self.stage: FrameTaker | None = None
-        """Stage 0, once it is up."""
+        self._stage: FrameTaker | None = None
+
+    def attach(self, stage: FrameTaker) -> None:
+        """Stage 0 is up."""
+        self._stage = stage
+
+    @property
+    def stage(self) -> FrameTaker:
+        """Stage 0; ``LocalProtocolError`` before it is up."""
+        if self._stage is None:
+            raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
+        return self._stage
 
     async def submit(self, frame: StageFrame) -> None:
         """Sends a frame of a sequence, now or with its group; raises what sending raises."""
-        group, stage = self._group, self._stage()
+        group, stage = self._group, self.stage
         if group is None or frame.kind is not FrameKind.DECODE or frame.is_replay:
             await stage.submit(frame)
             return
@@ -86,9 +96,4 @@ class StepTurns:
 
     async def _send(self, frames: tuple[StageFrame, ...]) -> None:
         if frames:
-            await self._stage().submit_all(frames)
-
-    def _stage(self) -> FrameTaker:
-        if self.stage is None:
-            raise LocalProtocolError(ErrorCode.INTERNAL, "a driver without its stage")
-        return self.stage
+            await self.stage.submit_all(frames)

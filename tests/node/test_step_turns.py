@@ -48,7 +48,7 @@ async def turns_of(*addresses: tuple[str, ...]) -> AsyncIterator[tuple[StepTurns
     async with trio.open_nursery() as nursery:
         entries = [StageEntry(f"peer {index}", index, index + 1, each) for index, each in enumerate(addresses)]
         turns, taker = StepTurns(entries, TrioClock(), nursery), Taker()
-        turns.stage = taker
+        turns.attach(taker)
         yield turns, taker
         nursery.cancel_scope.cancel()
 
@@ -133,7 +133,7 @@ async def test_a_run_that_ended_meanwhile_breaks_nobody_else(autojump_clock: Moc
 
 
 async def test_a_driver_without_its_stage_says_so(autojump_clock: MockClock) -> None:
-    async with turns_of(HERE, BESIDE) as (turns, _):
-        turns.stage = None
+    async with trio.open_nursery() as nursery:
+        turns = StepTurns((), TrioClock(), nursery)
         with pytest.raises(LocalProtocolError):
             await turns.submit(row(1))
