@@ -136,6 +136,16 @@ class FakeEngine:
     # --- the port
     async def send(self, frame: StageFrame) -> None:
         await trio.lowlevel.checkpoint()
+        self._let_in(frame)
+
+    async def send_all(self, frames: Sequence[StageFrame]) -> None:
+        """One call computes them all: nothing of it can be heard before the last is in."""
+        await trio.lowlevel.checkpoint()
+        self.together.append(len(frames))
+        for frame in frames:
+            self._let_in(frame)
+
+    def _let_in(self, frame: StageFrame) -> None:
         if self._death is not None:
             raise self._death
         self.taken.append(frame)
@@ -146,11 +156,6 @@ class FakeEngine:
             self._waiting.append(frame)
         else:
             self._take(frame)
-
-    async def send_all(self, frames: Sequence[StageFrame]) -> None:
-        self.together.append(len(frames))
-        for frame in frames:
-            await self.send(frame)
 
     async def park(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -216,7 +221,7 @@ class FakeEngine:
             self._out.send_nowait(error_frame(frame, error.code, error.message))
             return
         kept = self._parked.pop((begin.continues, frame.sequence), None)
-        history = kept.history if kept else self._copied(begin)
+        history = max(kept.history if kept else [], self._copied(begin), key=len)
         self._sequences[key] = _Sequence(
             begin.parameters, begin.top_logprobs, begin.wants_embedding, history, begin.prompt_tokens, constraint
         )

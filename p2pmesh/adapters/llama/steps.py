@@ -147,7 +147,18 @@ class Stepper:
         return [self._held(frame, len(lane.history))] if is_asked else []
 
     def _continued(self, frame: StageFrame, begin: Begin) -> Lane | None:
-        return self._lanes.adopt((begin.continues, frame.sequence), key_of(frame), begin) if begin.continues else None
+        """The lane that was parked, with the rows of another's prompt where those are more than its own."""
+        if not begin.continues:
+            return None
+        lane = self._lanes.adopt((begin.continues, frame.sequence), key_of(frame), begin)
+        prefix = begin.prefix
+        if lane is None or prefix is None or not self._shape.can_roll_back or len(lane.history) >= prefix.rows:
+            return lane
+        found = self._lanes.find_source(prefix)
+        if found is not None:
+            self._cut(lane, 0)
+            self._copy(found[1], lane, prefix.rows)
+        return lane
 
     def _copied(self, frame: StageFrame, begin: Begin) -> Lane | None:
         """A lane with the rows of another's prompt, if they are here and are of the tokens that the driver means."""
@@ -160,13 +171,17 @@ class Stepper:
         key, source = found
         lane = self._take_lane(key_of(frame), begin, spared=key)
         if lane is not None:
-            self._cells.copy(source.index, lane.index, prefix.rows)
-            lane.history += source.history[: prefix.rows]
+            self._copy(source, lane, prefix.rows)
             return lane
         lane = self._lanes.take_over(key, key_of(frame), begin)
         if lane is not None:
             self._cut(lane, prefix.rows)
         return lane
+
+    def _copy(self, source: Lane, lane: Lane, rows: int) -> None:
+        """Into an empty lane."""
+        self._cells.copy(source.index, lane.index, rows)
+        lane.history += source.history[:rows]
 
     def _take_lane(self, key: SequenceKey, begin: Begin, spared: SequenceKey | None = None) -> Lane | None:
         """A lane that is free, or is kept for others, or parked; ``spared`` does not give way."""

@@ -26,9 +26,12 @@ def prefix_of(request: int, prompt: Sequence[int], rows: int = ROWS) -> Prefix:
     return Prefix(bytes([request]) * 16, 0, rows, digest_tokens(prompt[:rows]))
 
 
-async def begin(engine: Engine, request: int, prompt: Sequence[int], prefix: Prefix, parameters=GREEDY) -> StageFrame:
+async def begin(
+    engine: Engine, request: int, prompt: Sequence[int], prefix: Prefix, parameters=GREEDY, continues: int = 0
+) -> StageFrame:
     """What the engine says that it holds."""
-    body = encode_begin(Begin(parameters, len(prompt), prefix=prefix))
+    earlier = bytes([continues]) * 16 if continues else b""
+    body = encode_begin(Begin(parameters, len(prompt), continues=earlier, prefix=prefix))
     await engine.send(Dialogue([engine], request).frame(FrameKind.BEGIN, body=body))
     return await engine.receive()
 
@@ -120,6 +123,37 @@ async def test_without_a_lane_to_spare_the_kept_one_is_taken_over(launcher: Llam
         alone = await cold([engine], 1, prompt, 9)
         assert await warm([engine], 2, prompt, prefix_of(1, prompt), 9) == alone
         assert await begin(engine, 3, [9, *prompt], prefix_of(1, [9, *prompt])) == held(3, 0)
+
+
+async def test_one_that_goes_on_has_its_own_rows_or_the_prefix_whichever_is_more(
+    launcher: LlamaEngineLauncher, make_spec
+) -> None:
+    prompt = [*SHARED, 5, 6]
+    chunk = prompt[:PREFILL_CHUNK_TOKENS]
+    async with launcher.launch(make_spec(lanes=4)) as engine:
+        alone = await cold([engine], 1, prompt, 9)
+        await Dialogue([engine], 2).begin(len(prompt))
+        await Dialogue([engine], 2).push(Dialogue([engine], 2).frame(FrameKind.PREFILL, 0, chunk))
+        assert (await engine.receive()).position == len(chunk) < ROWS
+        await Dialogue([engine], 3).begin(len(prompt))
+        assert await finish([engine], 3, prompt, 0, 4) == alone[:4]
+        await engine.park()
+        prefix = prefix_of(4, prompt)
+        assert await begin(engine, 6, prompt, prefix, continues=3) == held(6, len(prompt) + 3)
+        assert await begin(engine, 4, prompt, prefix, continues=2) == held(4, ROWS)
+        assert await finish([engine], 4, prompt, ROWS, 9) == alone
+        assert await begin(engine, 7, prompt, prefix_of(4, [9, *prompt]), continues=9) == held(7, 0)
+
+
+async def test_one_that_goes_on_keeps_what_it_has_where_the_prefix_is_not(
+    launcher: LlamaEngineLauncher, make_spec
+) -> None:
+    async with launcher.launch(make_spec()) as engine:
+        await Dialogue([engine], 2).begin(len(SHARED))
+        await Dialogue([engine], 2).push(Dialogue([engine], 2).frame(FrameKind.PREFILL, 0, SHARED[:96]))
+        assert (await engine.receive()).position == 96
+        await engine.park()
+        assert await begin(engine, 4, SHARED, prefix_of(3, SHARED), continues=2) == held(4, 96)
 
 
 async def test_only_the_rows_that_are_meant_are_given(launcher: LlamaEngineLauncher, make_spec) -> None:
