@@ -17,3 +17,8 @@ def allowed_processors() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def fill_processors(threads: int) -> bool:
+    """Whether so many threads are one for each processor of ours, on a system that can bind them."""
+    return hasattr(os, "sched_getaffinity") and threads == allowed_processors()

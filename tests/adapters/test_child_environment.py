@@ -30,6 +30,17 @@ def test_an_engine_starts_no_debugger_and_spins_as_it_is_told(monkeypatch: pytes
     assert engine_environment(300)["GOMP_SPINCOUNT"] == "300"
 
 
+def test_an_engine_that_fills_the_processors_stays_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    every = len(os.sched_getaffinity(0))
+    assert engine_environment(threads=every)["OMP_PROC_BIND"] == "true"
+    assert "OMP_PROC_BIND" not in engine_environment(threads=every + 1)
+    assert "OMP_PROC_BIND" not in engine_environment()
+    monkeypatch.setenv("GOMP_CPU_AFFINITY", "0")
+    assert "OMP_PROC_BIND" not in engine_environment(threads=every)
+
+
 def test_a_run_that_aborts_during_certification_starts_no_debugger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

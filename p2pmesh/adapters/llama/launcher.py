@@ -86,7 +86,7 @@ class LlamaEngineLauncher:
     async def _launch(self, spec: EngineSpec) -> AsyncIterator[Engine]:
         threads = self._options.threads or usable_threads()
         findings = await self._probe(spec, threads)
-        child = await _start_child(engine_environment(findings.spin_count))
+        child = await _start_child(engine_environment(findings.spin_count, threads))
         if self._options.niceness is not None:
             set_niceness(child.process.pid, self._options.niceness)
         failure: EngineError | None = None
@@ -122,7 +122,7 @@ class LlamaEngineLauncher:
             cache_directory=self._options.cache_directory,
         )
         async with self._probing:  # two probes at once would measure each other
-            return await trio.to_thread.run_sync(probe, request, engine_environment())
+            return await trio.to_thread.run_sync(probe, request, engine_environment(threads=threads))
 
 
 def _load_fields(spec: EngineSpec, options: LauncherOptions, threads: int, findings: ProbeFindings) -> dict[str, Any]:

@@ -35,6 +35,8 @@ So it is beside other work: among processes of low priority a step took 50 ms wi
 """
 
 DEADLINE_SECONDS = 20.0
+_PROCEDURE = "threads bound"
+"""Names what is kept on disk: findings of another procedure are not read."""
 _TIE = 1.15
 """Measurements are noisy, and what spins less suffers less from others on the machine: the shortest spin within this
 factor of the fastest is chosen."""
@@ -136,7 +138,15 @@ def _run_child(
 def _name(request: ProbeRequest) -> str:
     part = "whole" if request.is_first and request.is_last else "part"
     machine = "\n".join(
-        (request.digest, part, str(request.threads), str(request.gpu_layers), *request.devices, machine_facts())
+        (
+            _PROCEDURE,
+            request.digest,
+            part,
+            str(request.threads),
+            str(request.gpu_layers),
+            *request.devices,
+            machine_facts(),
+        )
     )
     return f"probe-{hashlib.sha256(machine.encode()).hexdigest()[:32]}"
 
