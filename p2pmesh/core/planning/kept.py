@@ -17,7 +17,8 @@ from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
 
 
 def plan_kept(request: PlanRequest, bounds: Collection[int] = ()) -> Placement | PlacementRefusal:
-    """A placement of ``request.kept`` and, for each gap between them, the peer that makes the shortest step.
+    """A placement of ``request.kept`` and, for each gap between them, the peer that makes the shortest step and leaves
+    each other gap a peer of its own.
 
     At each layer of ``bounds`` a gap ends and another begins.
 
@@ -29,14 +30,18 @@ def plan_kept(request: PlanRequest, bounds: Collection[int] = ()) -> Placement |
     stages = sorted((stage for stage in request.kept if stage.peer_id in here), key=lambda stage: stage.layers)
     prices = Prices(request)
     shape = request.model.least
-    for gap in _gaps([stage.layers for stage in stages], request.model.layer_count, bounds):
+    gaps = _gaps([stage.layers for stage in stages], request.model.layer_count, bounds)
+    for at, gap in enumerate(gaps):
         fitting = _fitting(request, stages, gap)
+        later = [[peer.peer_id for peer in _fitting(request, stages, other)] for other in gaps[at + 1 :]]
+        fitting = [peer for peer in fitting if _leaves_each(later, peer.peer_id)] or fitting
         if not fitting:
             text = (
                 f"layers {gap} need {format_size(shape.bytes_of(gap))} on one peer beside the stages that are up, and "
                 "none has room; start a peer"
             )
-            return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, True, unused_peers(request, stages))
+            numbers = (("first_layer", gap.start), ("end_layer", gap.end), ("needed_bytes", shape.bytes_of(gap)))
+            return PlacementRefusal(PlacementReason.MEMORY_SHORT, text, True, unused_peers(request, stages), numbers)
         options = [_with_stage(request, stages, gap, peer) for peer in _preferred(fitting)]
         ranked = [(prices.estimate(option).tpot_us + _penalty_us(prices, option), option) for option in options]
         stages = min(ranked, key=lambda item: (item[0], [stage.peer_id for stage in item[1]]))[1]
@@ -95,6 +100,22 @@ def _fitting(request: PlanRequest, stages: list[PlannedStage], gap: LayerRange) 
         and needed <= request.usable_bytes(peer)
         and (peer.most_layers is None or len(gap) <= peer.most_layers)
     ]
+
+
+def _leaves_each(options: list[list[PeerId]], but: PeerId) -> bool:
+    """Whether each of some gaps can go to a peer of its own among its ``options``, and none to ``but``."""
+    held: dict[PeerId, int] = {}
+
+    def finds(gap: int, tried: set[PeerId]) -> bool:
+        for peer in options[gap]:
+            if peer != but and peer not in tried:
+                tried.add(peer)
+                if peer not in held or finds(held[peer], tried):
+                    held[peer] = gap
+                    return True
+        return False
+
+    return all(finds(gap, set()) for gap in range(len(options)))
 
 
 def _preferred(peers: list[PlanningPeer]) -> list[PlanningPeer]:

@@ -5,6 +5,9 @@ from enum import StrEnum
 
 from p2pmesh.base.ids import LayerRange, PeerId
 
+Numbers = tuple[tuple[str, int], ...]
+"""What a refusal rests on, each figure by a name that ends in its unit or says what is counted; each name once."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
@@ -96,11 +99,12 @@ class PeerReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerRefusal:
-    """A peer that holds no stage, the reason and its numbers in one line."""
+    """A peer that holds no stage, the reason, its numbers in one line, and the same for programs."""
 
     peer_id: PeerId
     reason: PeerReason
     text: str
+    numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +132,10 @@ class PlacementReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementRefusal:
-    """A reason, the numbers, whether more peers could help, and what each peer lacks."""
+    """A reason with its numbers, for people and for programs; whether more peers could help; what each peer lacks."""
 
     reason: PlacementReason
     text: str
     could_peers_help: bool
     peers: tuple[PeerRefusal, ...] = ()
+    numbers: Numbers = ()

@@ -15,14 +15,13 @@ from p2pmesh.core.planning.cutting import FULL, NEVER, CutTables, Cutting
 from p2pmesh.core.planning.kept import plan_kept
 from p2pmesh.core.planning.outcome import (
     Placement,
-    PlacementReason,
     PlacementRefusal,
     PlannedStage,
     RunnerUp,
     WhyNot,
 )
 from p2pmesh.core.planning.pricing import Prices
-from p2pmesh.core.planning.refusing import explain_shortage, refuse_at_once, unused_peers
+from p2pmesh.core.planning.refusing import explain_shortage, refuse_at_once, refuse_wire, unused_peers
 from p2pmesh.core.planning.request import PlanRequest, ShapeBytes
 from p2pmesh.core.planning.search import Order, OrderSearch, consider_peers, pick_order_key
 
@@ -42,7 +41,7 @@ def plan_placement(request: PlanRequest) -> Placement | PlacementRefusal:
         return planned
     otherwise = _plan_by_rank(request)
     if isinstance(otherwise, Placement) or (otherwise.could_peers_help and not planned.could_peers_help):
-        return PlacementRefusal(PlacementReason.WIRE_DTYPE_UNCERTIFIED, model.wire_reason, False, planned.peers)
+        return refuse_wire(request, planned)
     return planned
 
 
@@ -55,24 +54,21 @@ def _without_doubles(request: PlanRequest) -> PlanRequest:
 
 def _plan_by_rank(request: PlanRequest) -> Placement | PlacementRefusal:
     """Peers of rank 0 that need not be spared, then all of rank 0, then all: where the first do not suffice, the others
-    are not ranked among themselves, since a small one could stand in the way of larger ones.
+    are not ranked among themselves, since a small one could stand in the way of larger ones. Before that, stages of a
+    sticky family that are up, whoever has them.
     """
+    if request.model.is_sticky and request.kept:
+        kept = plan_kept(request)
+        if isinstance(kept, Placement):
+            return kept
     trusted = tuple(peer for peer in request.peers if peer.rank == 0)
     at_hand = tuple(peer for peer in trusted if not peer.is_spared)
     count = len(request.peers)
     for preferred in dict.fromkeys((at_hand, trusted)):
         if len(preferred) < count:
-            planned = _plan(replace(request, peers=preferred))
+            planned = _Plan(replace(request, peers=preferred)).decide()
             if isinstance(planned, Placement):
                 return replace(planned, unused=unused_peers(request, planned.stages))
-    return _plan(request)
-
-
-def _plan(request: PlanRequest) -> Placement | PlacementRefusal:
-    if request.model.is_sticky and request.kept:
-        kept = plan_kept(request)
-        if isinstance(kept, Placement):
-            return kept
     return _Plan(request).decide()
 
 

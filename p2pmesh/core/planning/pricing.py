@@ -28,7 +28,7 @@ class Prices:
         self._request = request
         self._peers = {peer.peer_id: peer for peer in request.peers}
         known = sorted(peer.decode_bytes_per_s for peer in self._peers.values() if peer.decode_bytes_per_s > 0)
-        self._neutral = median_low(known) if known else DEFAULT_DECODE_BYTES_PER_S
+        self._neutral = max(SLOWEST_BYTES_PER_S, median_low(known)) if known else DEFAULT_DECODE_BYTES_PER_S
 
     def speed_of(self, peer: PlanningPeer) -> int:
         """Bytes of weights that the peer reads in a second."""

@@ -12,8 +12,9 @@ from p2pmesh.base.ids import LayerRange, PeerId, ranges_tile
 from p2pmesh.base.quantities import GIB
 from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.planning.cutting import FULL
-from p2pmesh.core.planning.kept import plan_replacement
+from p2pmesh.core.planning.kept import plan_kept, plan_replacement
 from p2pmesh.core.planning.outcome import (
+    Numbers,
     PeerReason,
     Placement,
     PlacementReason,
@@ -322,6 +323,15 @@ def test_a_refusal_has_its_reason_its_numbers_and_says_whether_peers_could_help(
     assert all(number in refusal.text for number in numbers), refusal.text
     assert refusal.could_peers_help is could_peers_help
     assert len(refusal.peers) == len(asked.peers)
+    check_numbers(refusal.numbers)
+    for peer in refusal.peers:
+        check_numbers(peer.numbers)
+
+
+def check_numbers(numbers: Numbers) -> None:
+    """Each figure once, under a name."""
+    assert numbers
+    assert len(dict(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +352,45 @@ def test_each_peer_without_a_stage_is_told_with_its_reason() -> None:
     asked = with_peer(request(even(8, 10), (40, 40, 9, 0, 40)), "p4", is_excluded=True)
     reasons = {refusal.peer_id: refusal.reason for refusal in planned(asked).unused}
     assert reasons == {"p2": PeerReason.TOO_SMALL, "p3": PeerReason.NO_MEMORY, "p4": PeerReason.EXCLUDED}
+
+
+MEMORY = {"offered_bytes": 40 * GIB, "usable_bytes": 40 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "text", "numbers"),
+    [
+        ({"is_excluded": True}, "excluded_by_owner", "its owner wants no stage there, with 40.0 GiB free",
+         {"free_bytes": 40 * GIB}),
+        ({"most_layers": 0}, "excluded_by_owner", "its owner allows 0 layers there, with 40.0 GiB free",
+         {"free_bytes": 40 * GIB, "most_layers": 0}),
+        ({"most_bytes": 0}, "no_memory_offered", "its owner allows 0 B, with 40.0 GiB free",
+         {"free_bytes": 40 * GIB, "offered_bytes": 0}),
+        ({"free_bytes": 0}, "no_memory_offered", "it offers 0 B", {"free_bytes": 0, "offered_bytes": 0}),
+        ({"free_bytes": GIB}, "too_small", "1.0 GiB within its head room, the smallest stage needs 10.0 GiB",
+         {"offered_bytes": GIB, "usable_bytes": GIB, "smallest_stage_bytes": 10 * GIB}),
+        ({"rank": 3}, "of_lower_rank", "it is of rank 3, and 2 of rank 0 suffice; 40.0 GiB within its head room",
+         {**MEMORY, "peers_used": 2, "rank": 3}),
+        ({"is_spared": True}, "spared",
+         "it runs on battery or its owner uses it, and 2 others suffice; 40.0 GiB within its head room",
+         {**MEMORY, "peers_used": 2}),
+        ({}, "not_needed", "40.0 GiB within its head room", {**MEMORY, "peers_used": 2}),
+    ],
+)  # fmt: skip
+def test_why_a_peer_holds_no_stage_has_its_numbers_for_people_and_for_programs(
+    changes: dict[str, object], reason: str, text: str, numbers: dict[str, int]
+) -> None:
+    asked = with_peer(request(even(8, 10 * GIB), (40 * GIB,) * 3), "p2", **changes)
+    [told] = planned(asked).unused
+    assert (told.peer_id, told.reason, told.text, dict(told.numbers)) == ("p2", reason, text, numbers)
+
+
+def test_peers_of_the_ranks_and_kinds_that_had_to_be_taken_are_not_said_to_be_held_back() -> None:
+    for last in ({"rank": 1}, {"is_spared": True}):
+        asked = request(even(8), (40, 40, 40))
+        for name in ("p1", "p2"):
+            asked = with_peer(asked, name, **last)
+        assert [told.reason for told in planned(asked).unused] == [PeerReason.NOT_NEEDED]
 
 
 def test_no_stages_at_all_is_a_bug_of_the_caller() -> None:
@@ -382,7 +431,9 @@ def test_a_wire_dtype_that_is_not_certified_refuses_a_split_at_once_and_says_why
     model = replace(even(4), wire_cuts=frozenset(), wire_reason="not certified; run that")
     for asked in (request(model, (25, 25)), request(model, (99, 99), 2)):
         refusal = refused(asked)
-        assert (refusal.reason, refusal.text) == (PlacementReason.WIRE_DTYPE_UNCERTIFIED, "not certified; run that")
+        assert refusal.reason is PlacementReason.WIRE_DTYPE_UNCERTIFIED
+        assert refusal.text == "not certified; run that (0 of 3 permitted cuts are certified)"
+        assert dict(refusal.numbers) == {"certified_cuts": 0, "permitted_cuts": 3}
         assert not refusal.could_peers_help
 
 
@@ -391,7 +442,7 @@ def test_a_whole_model_needs_no_certificate_and_cuts_are_those_that_are_certifie
     assert placed(request(whole, (40, 40))) == [("p0", 0, 4)]
     at_three = replace(even(4), wire_cuts=frozenset({3}), wire_reason="only at 3")
     assert placed(request(at_three, (30, 30))) == [("p0", 0, 3), ("p1", 3, 4)]
-    assert refused(request(at_three, (25, 25))).text == "only at 3"
+    assert refused(request(at_three, (25, 25))).text == "only at 3 (1 of 3 permitted cuts are certified)"
     assert refused(request(whole, (99, 99, 99, 99, 99), 5)).reason is PlacementReason.TOO_FEW_LAYERS
 
 
@@ -476,9 +527,11 @@ def requests(draw: st.DrawFn, most_peers: int = 5) -> PlanRequest:
     ranges = [LayerRange(a, b) for a, b in itertools.combinations(bounds, 2) if b - a < layers]
     forbidden = frozenset(draw(st.lists(st.sampled_from(ranges), max_size=2))) if ranges else frozenset()
     shapes = (larger, least) if draw(st.booleans()) else (least,)
+    certified = frozenset(draw(st.lists(st.sampled_from(cuts)))) if cuts else frozenset()
     model = PlanningModel(
         shapes, cuts, forbidden, tuple(n * 1000 for n in small), draw(st.integers(0, 20_000)), activation_bytes=1000,
         cache_reads=tuple(n * 100 for n in more) if draw(st.booleans()) else (),
+        wire_cuts=draw(st.sampled_from([None, certified])), wire_reason="not certified everywhere",
     )  # fmt: skip
     peers = tuple(draw(planning_peers(f"p{number}")) for number in range(draw(st.integers(1, most_peers))))
     names = [peer.peer_id for peer in peers]
@@ -505,17 +558,36 @@ def planning_peers(draw: st.DrawFn, name: str) -> PlanningPeer:
         decode_bytes_per_s=draw(st.sampled_from([0, 10**6, 2 * 10**6, 10**9])),
         has_model=draw(st.booleans()),
         is_behind_nat=draw(st.booleans()),
+        rank=draw(st.sampled_from([0, 0, 0, 1, 2])),
+        is_spared=draw(st.integers(0, 3)) == 0,
     )
 
 
-@settings(max_examples=200, deadline=None)
+def at_certified_cuts(asked: PlanRequest) -> PlanRequest:
+    """The same question as a model of a family that permits no other cuts."""
+    model = asked.model
+    cuts = tuple(cut for cut in model.cuts if model.wire_cuts is None or cut in model.wire_cuts)
+    return replace(asked, model=replace(model, cuts=cuts, wire_cuts=None))
+
+
+def by_preference(asked: PlanRequest) -> list[PlanRequest]:
+    """The same question of fewer peers, those first of which no others are asked if they can hold the model."""
+    trusted = tuple(peer for peer in asked.peers if peer.rank == 0)
+    at_hand = tuple(peer for peer in trusted if not peer.is_spared)
+    return [replace(asked, peers=peers) for peers in (at_hand, trusted, asked.peers)]
+
+
+@settings(max_examples=300, deadline=None)
 @given(requests())
-def test_a_placement_is_the_best_of_all_there_are(asked: PlanRequest) -> None:
-    plan = plan_placement(asked)
-    possible = list(all_placements(asked))
+def test_a_placement_is_the_best_of_all_there_are(whole: PlanRequest) -> None:
+    plan = plan_placement(whole)
+    allowed = at_certified_cuts(whole)
+    tries = [(asked, list(all_placements(asked))) for asked in by_preference(allowed)]
+    asked, possible = next(((asked, found) for asked, found in tries if found), (allowed, []))
     if not possible:
         assert isinstance(plan, PlacementRefusal)
         assert any(digit.isdigit() for digit in plan.text)
+        check_numbers(plan.numbers)
         return
     assert isinstance(plan, Placement), plan
     offers = {peer.peer_id: peer for peer in asked.peers}
@@ -538,8 +610,9 @@ def test_a_placement_is_the_best_of_all_there_are(asked: PlanRequest) -> None:
 def test_stages_tile_the_layers_within_every_peers_offer(asked: PlanRequest) -> None:
     plan = plan_placement(asked)
     if isinstance(plan, PlacementRefusal):
+        assert sorted(told.peer_id for told in plan.peers) == sorted(peer.peer_id for peer in asked.peers)
         return
-    model = asked.model
+    model = at_certified_cuts(asked).model
     shape = next(s for s in model.shapes if s.context_tokens == plan.context_tokens)
     offers = {peer.peer_id: peer for peer in asked.peers}
     for stages, held in ((plan.stages, shape), *((other.stages, model.least) for other in plan.runner_ups)):
@@ -553,6 +626,27 @@ def test_stages_tile_the_layers_within_every_peers_offer(asked: PlanRequest) -> 
             assert stage.layers not in model.forbidden
             assert stage.layers.end in (*model.cuts, model.layer_count)
     assert {stage.peer_id for stage in plan.stages} | {r.peer_id for r in plan.unused} == set(offers)
+    for told in plan.unused:
+        check_numbers(told.numbers)
+        assert any(digit.isdigit() for digit in told.text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests(most_peers=7))
+def test_runner_ups_are_other_choices_and_the_reason_is_true_of_each(asked: PlanRequest) -> None:
+    plan = plan_placement(asked)
+    if isinstance(plan, PlacementRefusal):
+        return
+    chosen = {stage.peer_id for stage in plan.stages}
+    others = [frozenset(stage.peer_id for stage in other.stages) for other in plan.runner_ups]
+    assert chosen not in others
+    assert len(set(others)) == len(others) <= asked.policy.runner_ups
+    for other in plan.runner_ups:
+        assert other.estimate.tpot_us > 0
+        assert other.estimate.stage_count == len(other.stages)
+        assert (other.why_not is WhyNot.MORE_PEERS) == (len(other.stages) > len(plan.stages))
+        if other.why_not is WhyNot.ANOTHER_DRIVER:
+            assert plan.stages[0].peer_id == asked.coordinator != other.stages[0].peer_id
 
 
 @settings(max_examples=100, deadline=None)
@@ -574,6 +668,60 @@ def test_ranks_refuse_nothing_that_can_be_placed(free: list[int], layers: int, l
     if isinstance(alone, Placement):
         assert isinstance(plan, Placement)
         assert [stage.peer_id for stage in plan.stages] == [stage.peer_id for stage in alone.stages]
+
+
+# --- stages that are up
+@settings(max_examples=150, deadline=None)
+@given(requests(), st.data())
+def test_stages_that_are_up_stay_wherever_each_gap_between_them_has_a_peer_of_its_own(
+    asked: PlanRequest, data: st.DataObject
+) -> None:
+    model, ids = asked.model, [peer.peer_id for peer in asked.peers]
+    ends = [*model.cuts, model.layer_count]
+    ranges = [LayerRange(a, b) for a, b in itertools.pairwise((0, *ends))]
+    places = data.draw(st.lists(st.sampled_from([None, *ids]), min_size=len(ranges), max_size=len(ranges)))
+    owners = {place: held for place, held in zip(places, ranges, strict=True) if place is not None}
+    kept = tuple(PlannedStage(peer, held, model.least.bytes_of(held), 99) for peer, held in owners.items())
+    asked = replace(asked, kept=kept, model=replace(model, wire_cuts=None))
+    found = plan_kept(asked)
+    gaps = gaps_of(kept, model.layer_count)
+    givers = [peer for peer in asked.peers if peer.peer_id not in owners]
+    ways = [
+        peers
+        for peers in itertools.permutations(givers, len(gaps))
+        if all(holds(asked, peer, gap) for peer, gap in zip(peers, gaps, strict=True))
+    ]
+    assert isinstance(found, Placement) == bool(ways)
+    if isinstance(found, Placement):
+        assert set(kept) <= set(found.stages)
+        assert ranges_tile(tuple(stage.layers for stage in found.stages), model.layer_count)
+        assert len({stage.peer_id for stage in found.stages}) == len(found.stages)
+        sticky = plan_placement(replace(asked, model=replace(asked.model, is_sticky=True)))
+        assert not kept or sticky == found
+    else:
+        check_numbers(found.numbers)
+
+
+def gaps_of(kept: tuple[PlannedStage, ...], layer_count: int) -> list[LayerRange]:
+    held = sorted(stage.layers for stage in kept)
+    edges = [0, *itertools.chain.from_iterable((layers.start, layers.end) for layers in held), layer_count]
+    return [LayerRange(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+
+
+def holds(asked: PlanRequest, peer: PlanningPeer, layers: LayerRange) -> bool:
+    is_short = peer.most_layers is not None and len(layers) > peer.most_layers
+    needed = asked.model.least.bytes_of(layers)
+    return needed <= asked.usable_bytes(peer) and not is_short and layers not in asked.model.forbidden
+
+
+def test_a_gap_leaves_the_only_peer_that_another_fits_on_to_that_one() -> None:
+    """The faster peer would be taken for the first gap, and is the only one with room for the second."""
+    asked = request(uneven((10, 10, 10, 30), None), (10, 30, 10))
+    asked = with_peer(asked, "p1", decode_bytes_per_s=1 << 40)
+    kept = (PlannedStage(PeerId("p0"), LayerRange(1, 3), 20, 10),)
+    found = plan_kept(replace(asked, kept=kept))
+    assert isinstance(found, Placement)
+    assert [stage.peer_id for stage in found.stages] == ["p2", "p0", "p1"]
 
 
 # --- many peers

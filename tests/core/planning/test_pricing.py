@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.core.links import LinkMatrix, PairLink
-from p2pmesh.core.planning.outcome import MeasuredRun, PlannedStage, StepEstimate
-from p2pmesh.core.planning.pricing import MOST_HOP_OVERHEAD_US, Prices, corrected, learn_overhead
+from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlannedStage, StepEstimate
+from p2pmesh.core.planning.planner import plan_placement
+from p2pmesh.core.planning.pricing import MOST_HOP_OVERHEAD_US, SLOWEST_BYTES_PER_S, Prices, corrected, learn_overhead
 from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningModel, PlanningPeer, PlanRequest, ShapeBytes
 
 A, B = PeerId("a"), PeerId("b")
@@ -67,6 +68,15 @@ def test_hops_are_priced_by_what_timed_runs_took_and_one_bad_moment_does_not_rul
     awful = learn_overhead(DEFAULT_POLICY, replace(timed, overhead_us=10**9))
     assert awful.hop_overhead_us == MOST_HOP_OVERHEAD_US
     assert learn_overhead(DEFAULT_POLICY, replace(timed, overhead_us=0)).hop_overhead_us >= 0
+
+
+def test_a_peer_that_says_it_is_slower_than_any_is_makes_no_others_so_slow_that_nothing_fits() -> None:
+    lying = tuple(replace(peer, decode_bytes_per_s=speed) for peer, speed in zip(PEERS, (1, 0), strict=True))
+    prices = Prices(replace(REQUEST, peers=lying))
+    assert [prices.speed_of(peer) for peer in lying] == [SLOWEST_BYTES_PER_S] * 2
+    model = PlanningModel((ShapeBytes((1,) * 4),), (1, 2, 3), layer_reads=(10**12,) * 4)
+    asked = PlanRequest(model, lying)
+    assert isinstance(plan_placement(asked), Placement)
 
 
 def test_a_run_of_one_stage_tells_nothing_of_hops() -> None:
