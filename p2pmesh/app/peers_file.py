@@ -14,6 +14,7 @@ Strict: each mistake is one line with its place and what would be right. Keys of
     excluded_models = ["name, or digest", …]
     spared = false                 # it runs on battery, or its owner uses it: others come first
     decode_bytes_per_s = "8GB"     # measured: weights read in a second of decoding; 0 is unknown
+    prefill_bytes_per_s = "30GB"   # measured: weights read in a second of a prompt, once for each token; 0 is unknown
     memory_bytes_per_s = "12GB"    # copied; stands in where nothing was decoded yet
     has_model = false              # nothing need be fetched; or on_disk = ["sha256 of a model", …]
     behind_nat = false
@@ -24,6 +25,7 @@ Strict: each mistake is one line with its place and what would be right. Keys of
     architecture = "llama"
     size_class = 12                # binary digits of the MiB that a token reads
     decode_bytes_per_s = "7GB"
+    prefill_bytes_per_s = "30GB"   # optional
 
     [[links]]                      # of two peers, in any order; those that are not there are unknown
     between = ["laptop", "desk"]
@@ -33,6 +35,7 @@ Strict: each mistake is one line with its place and what would be right. Keys of
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -42,6 +45,7 @@ from typing import Any
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import (
+    MAX_DECODE_BYTES_PER_S,
     MAX_EXCLUDED_MODELS,
     MAX_LAYERS,
     MAX_LINK_BYTES_PER_S,
@@ -54,7 +58,7 @@ from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.pricing import MOST_HOP_OVERHEAD_US
 from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningPeer, PlanningPolicy
-from p2pmesh.core.speeds import Speed, decode_speed_for, decode_speed_of_memory
+from p2pmesh.core.speeds import Speed, decode_speed_for, decode_speed_of_memory, prefill_speed_for
 from p2pmesh.ports.models import ModelFile
 from p2pmesh.wire.schema import is_line
 
@@ -64,6 +68,11 @@ MAX_LINKS = 262_144
 MAX_ON_DISK = 256
 _MOST_BYTES = 2**53
 _PATHS = ("direct", "relayed")
+_DIGEST = re.compile("[0-9a-fA-F]{64}")
+_HALVES = re.compile("[\ud800-\udfff]")
+_SHOWN = 64
+"""Characters of what stands in the file that a message repeats."""
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +97,13 @@ class KnownPeers:
         return tuple(self._for(peer, model, read_bytes) for peer in self.peers)
 
     def _for(self, peer: PlanningPeer, model: ModelFile, read_bytes: int) -> PlanningPeer:
-        known = decode_speed_for(self.speeds[peer.peer_id], model.index.architecture, read_bytes)
+        speeds, architecture = self.speeds[peer.peer_id], model.index.architecture
         return replace(
             peer,
             has_model=peer.has_model or model.digest in self.on_disk[peer.peer_id],
             is_excluded=peer.is_excluded or excludes(self.excluded_models[peer.peer_id], model.name, model.digest),
-            decode_bytes_per_s=known or peer.decode_bytes_per_s,
+            decode_bytes_per_s=decode_speed_for(speeds, architecture, read_bytes) or peer.decode_bytes_per_s,
+            prefill_bytes_per_s=prefill_speed_for(speeds, architecture, read_bytes) or peer.prefill_bytes_per_s,
         )
 
 
@@ -113,9 +123,13 @@ def read_peers_file(path: Path) -> KnownPeers:
     if len(data) > MAX_FILE_BYTES:
         raise _invalid(f"{path} is larger than {MAX_FILE_BYTES // MIB} MiB")
     try:
-        value = load(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise _invalid(f"{path}: {' '.join(str(error).split())}") from None
+        value = load(data.decode("utf-8-sig"))  # some editors begin a text with a mark of its encoding
+    except UnicodeDecodeError as error:
+        raise _invalid(f"{path} is no UTF-8 text, at byte {error.start}; save it as UTF-8") from None
+    except RecursionError:
+        raise _invalid(f"{path}: its lists or tables are nested too deep") from None
+    except ValueError as error:
+        raise _invalid(f"{path}: {_reason(error)}") from None
     return decode_peers(value, str(path))
 
 
@@ -131,15 +145,22 @@ def _invalid(text: str) -> ConfigError:
     return ConfigError(ErrorCode.CONFIG_INVALID, text)
 
 
+def _reason(error: ValueError) -> str:
+    """A parser's own words in one line, with the place that stands at their end."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
+
+
 def _load_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for at, (name, _) in enumerate(pairs) if name in dict(pairs[:at]))
-        raise ValueError(f"{twice!r} stands twice in one object")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:_SHOWN]!r} stands twice in one object")
+        found[name] = value
     return found
 
 
@@ -161,7 +182,7 @@ class _Fields:
         self._values = value
         unknown = next((name for name in value if name not in known), None)
         if unknown is not None:
-            raise _WrongError(f"{self._place}{unknown} is no key; there are {', '.join(known)}")
+            raise _WrongError(f"{self._place}{_key(unknown)} is no key; there are {', '.join(known)}")
 
     def take(self, name: str, otherwise: Any, is_right: Callable[[Any], bool], wanted: str) -> Any:
         """A value, or what it is otherwise; a mistake says what is wanted."""
@@ -176,12 +197,24 @@ class _Fields:
 
     def wrong(self, name: str, wanted: str) -> _WrongError:
         """What a field holds, and what it should."""
-        return _WrongError(f"{self._place}{name} is {str(self._values[name])[:64]!r}; write {wanted}")
+        return _WrongError(f"{self._place}{name} is {_shown(self._values[name])}; write {wanted}")
 
     def text(self, name: str, otherwise: str | None = None) -> str:
         """A line of text."""
         wanted = f"a line of at most {MAX_NAME_BYTES} bytes"
-        return str(self.take(name, otherwise, _is_name, wanted))
+        return str(self.take(name, otherwise, lambda v: _is_short(v) and bool(v), wanted))
+
+    def short(self, name: str) -> str:
+        """A line of text, possibly empty: a peer may tell anything of itself."""
+        return str(self.take(name, None, _is_short, f"a line of at most {MAX_NAME_BYTES} bytes"))
+
+    def texts(self, name: str, most: int, is_right: Callable[[Any], bool], wanted: str) -> tuple[str, ...]:
+        """A list of texts; empty where it is missing."""
+        found = self.rows(name, most)
+        wrong = next((at for at, value in enumerate(found) if not is_right(value)), None)
+        if wrong is not None:
+            raise _WrongError(f"{self._place}{name}[{wrong}] is {_shown(found[wrong])}; write {wanted}")
+        return tuple(found)
 
     def whole(self, name: str, most: int) -> int:
         """A number from 0 on; 0 where it is missing."""
@@ -203,9 +236,9 @@ class _Fields:
             raise self.wrong(name, wanted)
         return size
 
-    def milliseconds(self, name: str, most: int, otherwise: float | None = None) -> float:
+    def milliseconds(self, name: str, most: float, otherwise: float | None = None) -> float:
         """A number from 0 on, not necessarily whole."""
-        wanted = f"a number from 0 to {most}"
+        wanted = f"a number from 0 to {int(most)}"
         return float(self.take(name, otherwise, lambda v: _is_number(v) and 0 <= v <= most, wanted))
 
     def rows(self, name: str, most: int) -> list[Any]:
@@ -219,8 +252,8 @@ class _Fields:
 
 
 _PEER_KEYS = (
-    "name", "memory", "max_memory", "max_layers", "excluded", "decode_bytes_per_s", "has_model", "on_disk",
-    "behind_nat", "rank", "label", "spared", "excluded_models", "speeds",
+    "name", "memory", "max_memory", "max_layers", "excluded", "decode_bytes_per_s", "prefill_bytes_per_s", "has_model",
+    "on_disk", "behind_nat", "rank", "label", "spared", "excluded_models", "speeds",
     "memory_bytes_per_s", "up_bytes_per_s", "down_bytes_per_s",
 )  # fmt: skip
 
@@ -236,17 +269,19 @@ def _decode(value: Any) -> KnownPeers:
         fields = _Fields(row, f"peers[{at}]", _PEER_KEYS)
         peer = _decode_peer(fields)
         if peer.peer_id in peers:
-            raise _WrongError(f"peers[{at}].name is {peer.peer_id!r}, as of a peer before; give each its own")
+            raise _WrongError(f"peers[{at}].name is {_shown(peer.peer_id)}, as of a peer before; give each its own")
         peers[peer.peer_id] = peer
         labels[peer.peer_id] = fields.text("label", peer.peer_id) or peer.peer_id
-        on_disk[peer.peer_id] = frozenset(map(str, fields.rows("on_disk", MAX_ON_DISK)))
-        excluded[peer.peer_id] = tuple(map(str, fields.rows("excluded_models", MAX_EXCLUDED_MODELS)))
+        digests = fields.texts("on_disk", MAX_ON_DISK, _is_digest, "the sha256 of a model, 64 hex digits")
+        on_disk[peer.peer_id] = frozenset(map(str.lower, digests))
+        wanted = f"a model's name or digest, a line of at most {MAX_NAME_BYTES} bytes"
+        excluded[peer.peer_id] = fields.texts("excluded_models", MAX_EXCLUDED_MODELS, _is_short, wanted)
         speeds[peer.peer_id] = _decode_speeds(fields, f"peers[{at}]")
     if not peers:
         raise _WrongError("it has no peers; write [[peers]] tables with name and memory")
     named = top.text("coordinator") if top.has("coordinator") else None
     if named is not None and named not in peers:
-        raise _WrongError(f"coordinator is {named!r}, which is none of the peers")
+        raise _WrongError(f"coordinator is {_shown(named)}, which is none of the peers")
     coordinator = None if named is None else PeerId(named)
     links, policy = _links(top, peers), _decode_policy(top)
     return KnownPeers(coordinator, tuple(peers.values()), labels, on_disk, links, excluded, speeds, policy)
@@ -262,14 +297,17 @@ def _decode_policy(top: _Fields) -> PlanningPolicy:
 def _decode_speeds(fields: _Fields, place: str) -> tuple[Speed, ...]:
     found = []
     for at, row in enumerate(fields.rows("speeds", MAX_PROFILE_SPEEDS)):
-        one = _Fields(row, f"{place}.speeds[{at}]", ("architecture", "size_class", "decode_bytes_per_s"))
-        rate = one.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S)
-        found.append(Speed(one.text("architecture"), one.whole("size_class", 64), rate, 0, UnixMillis(0)))
+        keys = ("architecture", "size_class", "decode_bytes_per_s", "prefill_bytes_per_s")
+        one = _Fields(row, f"{place}.speeds[{at}]", keys)
+        decode = one.size("decode_bytes_per_s", MAX_DECODE_BYTES_PER_S)
+        prefill = one.size("prefill_bytes_per_s", MAX_DECODE_BYTES_PER_S, 0)
+        kind = one.short("architecture"), one.whole("size_class", 64)
+        found.append(Speed(*kind, decode, prefill, UnixMillis(0)))
     return tuple(found)
 
 
 def _decode_peer(fields: _Fields) -> PlanningPeer:
-    memory_speed = decode_speed_of_memory(fields.size("memory_bytes_per_s", MAX_LINK_BYTES_PER_S, 0))
+    memory_speed = decode_speed_of_memory(fields.size("memory_bytes_per_s", MAX_DECODE_BYTES_PER_S, 0))
     return PlanningPeer(
         peer_id=PeerId(fields.text("name")),
         free_bytes=fields.size("memory", _MOST_BYTES),
@@ -277,7 +315,8 @@ def _decode_peer(fields: _Fields) -> PlanningPeer:
         most_bytes=fields.size("max_memory", _MOST_BYTES) if fields.has("max_memory") else None,
         most_layers=fields.whole("max_layers", MAX_LAYERS) if fields.has("max_layers") else None,
         is_excluded=fields.flag("excluded"),
-        decode_bytes_per_s=fields.size("decode_bytes_per_s", MAX_LINK_BYTES_PER_S, 0) or memory_speed,
+        decode_bytes_per_s=fields.size("decode_bytes_per_s", MAX_DECODE_BYTES_PER_S, 0) or memory_speed,
+        prefill_bytes_per_s=fields.size("prefill_bytes_per_s", MAX_DECODE_BYTES_PER_S, 0),
         has_model=fields.flag("has_model"),
         is_behind_nat=fields.flag("behind_nat"),
         is_spared=fields.flag("spared"),
@@ -295,7 +334,7 @@ def _links(top: _Fields, peers: Mapping[PeerId, PlanningPeer]) -> LinkMatrix:
         one, other = sorted(map(PeerId, ends))
         unknown = next((end for end in (one, other) if end not in peers), None)
         if unknown is not None:
-            raise _WrongError(f"{place}.between names {unknown!r}, which is none of the peers")
+            raise _WrongError(f"{place}.between names {_shown(unknown)}, which is none of the peers")
         if one == other or (one, other) in links:
             text = "one peer twice" if one == other else "a pair that a link before names"
             raise _WrongError(f"{place}.between names {text}")
@@ -304,14 +343,34 @@ def _links(top: _Fields, peers: Mapping[PeerId, PlanningPeer]) -> LinkMatrix:
 
 
 def _decode_link(fields: _Fields) -> PairLink:
-    most_ms = MAX_LINK_RTT_US // 1000
+    most_ms = MAX_LINK_RTT_US / 1000
     rtt_ms = fields.milliseconds("rtt_ms", most_ms)
     path = fields.take("path", "direct", lambda v: v in _PATHS, " or ".join(_PATHS))
     return PairLink(round(rtt_ms * 1000), fields.size("throughput", MAX_LINK_BYTES_PER_S, 0), path == "relayed")
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and len(value.encode()) <= MAX_NAME_BYTES and is_line(value)
+def _shown(value: Any) -> str:
+    """What stands in the file, as far as it fits into a line."""
+    if isinstance(value, list | dict) and value:
+        return "a list" if isinstance(value, list) else "a table"
+    if isinstance(value, int) and value.bit_length() > 8 * _SHOWN // 3:
+        return f"a number of more than {_SHOWN // 2} digits"
+    return repr(str(value)[:_SHOWN])
+
+
+def _key(name: str) -> str:
+    return name if name and _is_short(name) and len(name) <= _SHOWN else _shown(name)
+
+
+def _is_short(value: Any) -> bool:
+    """Whether it is a line of text of which there are bytes: JSON can spell halves of characters."""
+    if not isinstance(value, str) or not is_line(value):
+        return False
+    return len(value.encode("utf-8", "surrogatepass")) <= MAX_NAME_BYTES and not _HALVES.search(value)
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def _is_number(value: Any) -> bool:

@@ -18,6 +18,7 @@ from p2pmesh.app.wire_clearance import with_clearance
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, MAX_LANES, MAX_STAGES
 from p2pmesh.core.planning.bytes import auto_contexts, planning_model
+from p2pmesh.core.planning.first_token import FirstToken, predict_first_token
 from p2pmesh.core.planning.outcome import (
     PeerRefusal,
     Placement,
@@ -34,11 +35,16 @@ from p2pmesh.wire.dtype import WireDtype
 Facts = dict[str, Any]
 MOST_CONTEXT_TOKENS = 2**31 - 1
 MOST_TARGET_MS = 1_000_000
+DEFAULT_PROMPT_TOKENS = 512
+"""Of the prompt whose first token is predicted, where the context has room for it: a page of text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What was typed; ``context_tokens`` and ``lanes`` None leave the choice to the planner."""
+    """What was typed; ``context_tokens`` and ``lanes`` None leave the choice to the planner.
+
+    ``prompt_tokens`` None is ``DEFAULT_PROMPT_TOKENS``, or what the context has room for.
+    """
 
     home: Path
     model: str
@@ -48,6 +54,7 @@ class PlanOptions:
     stage_count: int | None = None
     target_ms: float = DEFAULT_TARGET_US / 1000
     wire_dtype: WireDtype = WireDtype.F32
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None and not 1 <= self.context_tokens <= MOST_CONTEXT_TOKENS:
@@ -58,6 +65,9 @@ class PlanOptions:
             raise _invalid(f"--split {self.stage_count}: give 1 to {MAX_STAGES} stages, or auto")
         if not 0 < self.target_ms <= MOST_TARGET_MS:
             raise _invalid(f"--target-tpot {self.target_ms}: give milliseconds, above 0 and at most {MOST_TARGET_MS}")
+        most = (self.context_tokens or MOST_CONTEXT_TOKENS) - 1
+        if self.prompt_tokens is not None and not 1 <= self.prompt_tokens <= most:
+            raise _invalid(f"--prompt {self.prompt_tokens}: give 1 to {most} tokens, so that the context has room")
 
 
 def _invalid(text: str) -> ConfigError:
@@ -77,7 +87,7 @@ def make_plan(options: PlanOptions) -> Facts:
         "peers_from": "the running node" if options.peers is None else str(options.peers),
         "peer_count": len(known.peers),
         "peers": [_describe_peer(peer, known.labels[peer.peer_id]) for peer in request.peers],
-        **_Described(request, known).outcome(plan),
+        **_Described(request, known, options.prompt_tokens or DEFAULT_PROMPT_TOKENS).outcome(plan),
     }
 
 
@@ -119,25 +129,44 @@ def _describe_peer(peer: PlanningPeer, label: str) -> Facts:
         "peer": peer.peer_id,
         "label": label,
         "offered_bytes": peer.offered_bytes,
+        "rank": peer.rank,
+        "behind_nat": peer.is_behind_nat,
         "max_layers": peer.most_layers,
         "excluded": peer.is_excluded,
         "spared": peer.is_spared,
         "decode_bytes_per_s": peer.decode_bytes_per_s,
+        "prefill_bytes_per_s": peer.prefill_bytes_per_s,
         "has_model": peer.has_model,
+    }
+
+
+def _describe_first_token(found: FirstToken) -> Facts:
+    return {
+        "prompt_tokens": found.prompt_tokens,
+        "ttft_us": found.ttft_us,
+        "compute_us": found.compute_us,
+        "unknown_speeds": found.unknown_speeds,
     }
 
 
 class _Described:
     """Outcomes of one request as plain values."""
 
-    def __init__(self, request: PlanRequest, known: KnownPeers) -> None:
+    def __init__(self, request: PlanRequest, known: KnownPeers, prompt_tokens: int) -> None:
+        self._request = request
+        self._prompt_tokens = prompt_tokens
         self._known = known
         self._peers = {peer.peer_id: peer for peer in request.peers}
         self._usable = {peer.peer_id: request.usable_bytes(peer) for peer in request.peers}
 
     def outcome(self, plan: Placement | PlacementRefusal) -> Facts:
         if isinstance(plan, PlacementRefusal):
-            refusal = {"reason": plan.reason.value, "message": plan.text, "could_peers_help": plan.could_peers_help}
+            refusal = {
+                "reason": plan.reason.value,
+                "message": plan.text,
+                "numbers": dict(plan.numbers),
+                "could_peers_help": plan.could_peers_help,
+            }
             unused = self._refusals(plan.peers)
             return {"placement": None, "refusal": refusal, "runner_ups": [], "unused": unused}
         return {
@@ -146,6 +175,7 @@ class _Described:
                 "lanes": plan.lanes,
                 "stages": self._stages(plan.stages),
                 "estimate": self._estimate(plan.estimate, plan.stages),
+                "first_token": self._first_token(plan.stages, plan.context_tokens),
             },
             "refusal": None,
             "runner_ups": [
@@ -153,6 +183,7 @@ class _Described:
                     "why_not": other.why_not.value,
                     "stages": self._stages(other.stages),
                     "estimate": self._estimate(other.estimate, other.stages),
+                    "first_token": self._first_token(other.stages, plan.context_tokens),
                 }
                 for other in plan.runner_ups
             ],
@@ -190,6 +221,12 @@ class _Described:
             "unknown_links": len(unknown),
         }
 
+    def _first_token(self, stages: Sequence[PlannedStage], context_tokens: int) -> Facts | None:
+        """Of a prompt that the context has room for beside an answer."""
+        prompt_tokens = max(1, min(self._prompt_tokens, context_tokens - 1))
+        found = predict_first_token(self._request, stages, prompt_tokens)
+        return None if found is None else _describe_first_token(found)
+
     def _refusals(self, refusals: Sequence[PeerRefusal]) -> list[Facts]:
         return [
             {
@@ -197,6 +234,7 @@ class _Described:
                 "label": self._known.labels[refusal.peer_id],
                 "reason": refusal.reason.value,
                 "message": refusal.text,
+                "numbers": dict(refusal.numbers),
             }
             for refusal in refusals
         ]

@@ -43,6 +43,7 @@ def _options(args: Namespace) -> PlanOptions:
         lanes=args.lanes,
         stage_count=args.split,
         target_ms=args.target_tpot,
+        prompt_tokens=args.prompt,
         wire_dtype=dtype_of_label(args.wire_dtype),
     )
 
@@ -82,6 +83,7 @@ def _describe_placement(
     yield from describe_table(rows)
     yield ""
     yield from _describe_estimate(placement["estimate"], len(rows))
+    yield from _describe_first_token(placement["first_token"])
 
 
 def _speed(bytes_per_s: int) -> str:
@@ -111,6 +113,17 @@ def _describe_estimate(estimate: Mapping[str, Any], stages: int) -> Iterator[str
         yield f"nobody has measured {estimate['unknown_links']} of these links; 50 ms one way are assumed"
 
 
+def _describe_first_token(first: Mapping[str, Any] | None) -> Iterator[str]:
+    if first is None:
+        yield "nobody has measured how fast these peers read prompts: the time to a first token is not predicted"
+        return
+    prompt = _count(first["prompt_tokens"], "token")
+    yield f"the first token after a prompt of {prompt} is predicted within {_ms(first['ttft_us'])} ms"
+    if first["unknown_speeds"]:
+        unknown = first["unknown_speeds"]
+        yield f"nobody has measured how fast {unknown} of these peers read prompts; that of the others is assumed"
+
+
 def _describe_runner_ups(others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if others:
         yield ""
@@ -118,7 +131,9 @@ def _describe_runner_ups(others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for other in others:
         stages = ", ".join(f"{stage['label']} {_layers(stage)}" for stage in other["stages"])
         why = _WHY_NOT.get(other["why_not"], other["why_not"])
-        yield f"  {_ms(other['estimate']['tpot_us'])} ms  {stages}  ({why})"
+        first = other["first_token"]
+        after = "" if first is None else f", the first after {_ms(first['ttft_us'])} ms"
+        yield f"  {_ms(other['estimate']['tpot_us'])} ms{after}  {stages}  ({why})"
 
 
 def _describe_unused(unused: Sequence[Mapping[str, Any]]) -> Iterator[str]:

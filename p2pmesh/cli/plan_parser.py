@@ -22,6 +22,8 @@ def add_plan(commands: Commands) -> None:
     add("--split", metavar="auto|N", type=_amount, default=None, help="stages: as few as fit (auto), or exactly N")
     target_ms = DEFAULT_TARGET_US // 1000
     add("--target-tpot", type=float, metavar="MS", default=target_ms, help="ms a token (default: %(default)s)")
+    prompt = "tokens of the prompt whose first token is predicted (default: 512, or what the context has room for)"
+    add("--prompt", type=int, metavar="N", default=None, help=prompt)
     add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")
     add("--json", action="store_true", help="as JSON")
     add_home(plan, STATE_HOME)

@@ -65,13 +65,23 @@ def decode_speed_for(known: Sequence[Speed], architecture: str, read_bytes: int)
 
     0 where nothing was measured.
     """
+    nearest = _nearest(known, architecture, read_bytes)
+    return 0 if nearest is None else nearest.decode_bytes_per_s
+
+
+def prefill_speed_for(known: Sequence[Speed], architecture: str, read_bytes: int) -> int:
+    """Likewise the prefill speed, of those kinds of which one was measured."""
+    nearest = _nearest([one for one in known if one.prefill_bytes_per_s], architecture, read_bytes)
+    return 0 if nearest is None else nearest.prefill_bytes_per_s
+
+
+def _nearest(known: Sequence[Speed], architecture: str, read_bytes: int) -> Speed | None:
     wanted = size_class_of(read_bytes)
-    nearest = min(
+    return min(
         known,
         key=lambda one: (one.architecture != architecture, abs(one.size_class - wanted), -one.size_class, _kind(one)),
         default=None,
     )
-    return 0 if nearest is None else nearest.decode_bytes_per_s
 
 
 def headline_speed(known: Sequence[Speed]) -> int:

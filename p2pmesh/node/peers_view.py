@@ -52,6 +52,7 @@ def _describe(peer: Announcement, rank: int) -> dict[str, Any]:
         "name": peer.peer_id,
         "label": peer.name or peer.peer_id,
         "memory": peer.free_bytes,
+        "max_memory": peer.memory_bytes,
         "decode_bytes_per_s": peer.decode_bytes_per_s,
         "on_disk": [held.digest for held in peer.on_disk],
         "behind_nat": is_behind_nat(peer),
@@ -65,7 +66,12 @@ def _describe_profile(profile: Profile | None) -> dict[str, Any]:
     if profile is None:
         return {}
     speeds = [
-        {"architecture": one.architecture, "size_class": one.size_class, "decode_bytes_per_s": one.decode_bytes_per_s}
+        {
+            "architecture": one.architecture,
+            "size_class": one.size_class,
+            "decode_bytes_per_s": one.decode_bytes_per_s,
+            "prefill_bytes_per_s": one.prefill_bytes_per_s,
+        }
         for one in speeds_of(profile)
     ]
     excluded = list(profile.excluded_models)

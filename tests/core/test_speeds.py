@@ -12,6 +12,7 @@ from p2pmesh.core.speeds import (
     decode_speed_of_memory,
     headline_speed,
     note_speed,
+    prefill_speed_for,
     size_class_of,
 )
 
@@ -66,3 +67,14 @@ def test_the_table_stays_bounded_has_each_kind_once_and_the_newest_word_on_it(
         assert len(set(kinds)) == len(kinds) <= MAX_SPEEDS
         assert (found.architecture, found.size_class) in kinds
         assert kinds == sorted(kinds)
+
+
+def test_a_prefill_speed_is_that_of_the_nearest_kind_of_which_one_was_measured() -> None:
+    known = (
+        Speed("llama", 5, 10, 0, UnixMillis(0)),
+        Speed("llama", 9, 10, 90, UnixMillis(0)),
+        Speed("gemma3", 5, 10, 50, UnixMillis(0)),
+    )
+    assert prefill_speed_for(known, "llama", 31 << 20) == 90
+    assert prefill_speed_for(known, "gemma3", 31 << 20) == 50
+    assert prefill_speed_for(known[:1], "llama", 31 << 20) == 0

@@ -87,7 +87,9 @@ class PlanningPeer:
     """A peer and what it offers now; peers of ``rank`` 0 come before all others.
 
     ``free_bytes`` is what is free, ``most_bytes`` what its owner allows (None: all of it), ``most_layers`` likewise.
-    ``decode_bytes_per_s`` is measured, 0 unknown. ``has_model`` means that nothing need be fetched for any stage.
+    ``decode_bytes_per_s`` is measured, 0 unknown; so is ``prefill_bytes_per_s``, weights that it reads in a second of a
+    prompt, once for each token, by which nothing is decided. ``has_model`` means that nothing need be fetched for any
+    stage.
     ``is_spared`` where it runs on battery, or its owner uses it: others come first. ``up_bytes_per_s`` and
     ``down_bytes_per_s`` are what its owner lets it send and receive; 0: all that its links carry.
     """
@@ -99,6 +101,7 @@ class PlanningPeer:
     most_layers: int | None = None
     is_excluded: bool = False
     decode_bytes_per_s: int = 0
+    prefill_bytes_per_s: int = 0
     has_model: bool = False
     is_behind_nat: bool = False
     is_spared: bool = False
