@@ -234,6 +234,7 @@ def _add_gpus(commands: Commands) -> None:
     gpus = commands.add_parser("gpus", help=summary, description=summary, allow_abbrev=False)
     gpus.add_argument("--measure", action="store_true", help="also how fast the memory is; takes half a second")
     gpus.add_argument("--json", action="store_true", help="as JSON")
+    add_home(gpus, STATE_HOME)
 
 
 def _add_bench(commands: Commands) -> None:
