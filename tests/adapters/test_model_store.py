@@ -357,7 +357,7 @@ async def test_pieces_come_and_go_beside_work_that_takes_long(home: Home) -> Non
 
     def create(path: Path) -> io.FileIO:
         at_work.release()
-        may_end.wait(20)
+        may_end.wait(120)
         return LimitedFile(path, CountingDisk())
 
     store = home.store(disk=model_files.Disk(create))
@@ -367,7 +367,7 @@ async def test_pieces_come_and_go_beside_work_that_takes_long(home: Home) -> Non
             for layers in (LayerRange(1, 2), LayerRange(1, 3)):
                 nursery.start_soon(store.cut, model, layers)
                 await trio.to_thread.run_sync(at_work.acquire)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 whole = await store.find_artifact(model.digest)
                 assert whole is not None
                 assert (await store.piece_list(StageArtifact("", sha256(b""), 1))).count == 1

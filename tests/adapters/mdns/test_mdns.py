@@ -87,7 +87,7 @@ async def test_what_opens_after_nobody_wants_it_any_more_is_closed(monkeypatch: 
     async with open_lan(Loopback()):
         assert await trio.to_thread.run_sync(slow.is_begun.wait, PATIENCE_S)
     slow.is_let.set()
-    assert await trio.to_thread.run_sync(slow.is_closed.wait, 5.0)
+    assert await trio.to_thread.run_sync(slow.is_closed.wait, PATIENCE_S)
 
 
 async def test_bad_records_cost_themselves_alone(ours: str) -> None:

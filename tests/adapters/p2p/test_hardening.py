@@ -37,6 +37,8 @@ from tests.fakes.identity import fake_identity
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
 MESHSUB = "/meshsub/1.1.0"
+DEADLINE_S = 30.0
+"""Of what takes moments: an end for a test that hangs."""
 
 
 async def echo(stream: ByteStream) -> None:
@@ -47,7 +49,7 @@ async def echo(stream: ByteStream) -> None:
 async def assert_alive(node: Libp2pNetwork) -> None:
     """A fresh peer connects and is served."""
     node.serve(ECHO, echo)
-    with trio.fail_after(10):
+    with trio.fail_after(DEADLINE_S):
         async with open_network(fake_identity("fresh"), LISTEN) as fresh:
             await fresh.dial(node.peer_id, node.addresses(), 5.0)
             stream = await fresh.open_stream(node.peer_id, ECHO, 5.0)
@@ -101,7 +103,7 @@ async def test_inbound_slots_are_given_back() -> None:
 
 
 async def wait_for_connections(node: Libp2pNetwork, count: int) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(DEADLINE_S):
         while len(node.connected_peers()) != count:
             await node.connection_event()
 
@@ -137,7 +139,7 @@ async def test_a_peer_that_comes_back_is_not_kept_out_by_connections_that_have_g
 async def connections_when(
     node: Libp2pNetwork, peer: PeerId, holds: Callable[[list[YamuxConnection]], bool]
 ) -> list[YamuxConnection]:
-    with trio.fail_after(10):
+    with trio.fail_after(DEADLINE_S):
         while True:
             found = node._swarm.connections_of(ID.from_base58(peer))
             if holds(found):
@@ -166,7 +168,7 @@ async def test_a_stranger_that_fills_its_windows_is_cut_off_and_reported_and_a_m
             if is_member:
                 assert peer in node.connected_peers()
             else:
-                with trio.fail_after(10):
+                with trio.fail_after(DEADLINE_S):
                     assert await node.peer_fault() == PeerFault(peer, FaultKind.FLOOD)
                     await wait_for_connections(node, 0)
         await wait_for_connections(node, 0)
@@ -258,7 +260,7 @@ async def test_hostile_gossip(node: Libp2pNetwork, name: str) -> None:
         async with open_network(fake_identity("honest"), LISTEN) as honest:
             await connect(honest, node)
             await honest.subscribe("topic", lambda data: True)
-            with trio.fail_after(10):
+            with trio.fail_after(DEADLINE_S):
                 publisher = None
                 while publisher != honest.peer_id:
                     await honest.publish("topic", b"still here")
@@ -292,7 +294,7 @@ async def test_a_stock_host_identifies_and_pings_us(node: Libp2pNetwork) -> None
         answer = await identify(await open_stream(guest, node, IDENTIFY))
         assert answer.agent_version == hardening.AGENT_VERSION
         assert IDENTIFY in answer.protocols
-        with trio.fail_after(5):
+        with trio.fail_after(DEADLINE_S):
             assert len(await PingService(guest).ping(ID.from_base58(node.peer_id), 2)) == 2
 
 
@@ -314,7 +316,7 @@ async def test_streams_with_a_stock_host_both_ways(node: Libp2pNetwork, size: in
     async with stock_host() as guest, trio.open_nursery() as nursery:
         guest.set_stream_handler(TProtocol("/test/return/1"), return_all_of_stock)
         await dial(guest, node)
-        with trio.fail_after(20):
+        with trio.fail_after(DEADLINE_S):
             while not node.connected_peers():
                 await node.connection_event()
             (peer,) = node.connected_peers()

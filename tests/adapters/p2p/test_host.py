@@ -24,6 +24,7 @@ from tests.fakes.identity import fake_identity
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
 ROOT = Path(__file__).parents[3]
+PATIENCE_S = 30.0
 
 
 # --- addresses
@@ -181,6 +182,9 @@ async def test_the_end_comes_in_time_with_streams_open_and_servers_that_hang() -
 
 # --- loss of a peer
 
+IMPATIENT = Vigilance(interval_s=0.2, max_silent=8)
+"""More silence than a live peer may need for its turn on a busy machine."""
+
 
 @asynccontextmanager
 async def peer_process(network: Libp2pNetwork) -> AsyncIterator[tuple[int, PeerId, ByteStream]]:
@@ -190,7 +194,7 @@ async def peer_process(network: Libp2pNetwork) -> AsyncIterator[tuple[int, PeerI
     try:
         assert process.stdout is not None
         line = b""
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE_S):
             while not line.endswith(b"\n"):
                 line += await process.stdout.receive_some(4096)
         peer_id, address = line.decode().split()
@@ -206,14 +210,13 @@ async def peer_process(network: Libp2pNetwork) -> AsyncIterator[tuple[int, PeerI
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_blocked_read_ends_when_the_peer_is(how: signal.Signals) -> None:
-    vigilance = Vigilance(interval_s=0.2)
-    async with open_network(fake_identity("a"), LISTEN, vigilance=vigilance) as network:
+    async with open_network(fake_identity("a"), LISTEN, vigilance=IMPATIENT) as network:
         async with peer_process(network) as (pid, peer, stream):
             await stream.send(b"\0\0\0\x02hi")
             assert await stream.receive_exactly(2) == b"hi"
             assert isinstance(await network.connection_event(), PeerConnected)
             os.kill(pid, how)
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 with pytest.raises(PeerUnavailable) as failure:
                     await stream.receive_exactly(1)
                 assert failure.value.code == ErrorCode.PEER_LOST
@@ -222,24 +225,23 @@ async def test_a_blocked_read_ends_when_the_peer_is(how: signal.Signals) -> None
 
 
 async def test_a_blocked_write_ends_when_the_peer_freezes() -> None:
-    async with open_network(fake_identity("a"), LISTEN, vigilance=Vigilance(interval_s=0.2)) as network:
+    async with open_network(fake_identity("a"), LISTEN, vigilance=IMPATIENT) as network:
         async with peer_process(network) as (pid, _, stream):
             os.kill(pid, signal.SIGSTOP)
-            with trio.fail_after(5), pytest.raises(PeerUnavailable):
+            with trio.fail_after(PATIENCE_S), pytest.raises(PeerUnavailable):
                 await stream.send(bytes(50_000_000))
             with pytest.raises(PeerUnavailable):
                 await stream.send(b"x")
 
 
 async def test_a_peer_that_lives_is_kept_through_many_pings() -> None:
-    async with open_network(fake_identity("a"), LISTEN, vigilance=Vigilance(interval_s=0.02)) as network:
+    vigilance = Vigilance(interval_s=0.01, max_silent=50)  # 100 pings, and its turn may be late by half a second
+    async with open_network(fake_identity("a"), LISTEN, vigilance=vigilance) as network:
         async with peer_process(network) as (_, peer, stream):
             for _ in range(50):
                 await stream.send(b"\0\0\0\x02hi")
                 assert await stream.receive_exactly(2) == b"hi"
-                with trio.move_on_after(0.01):
+                with trio.move_on_after(0.02):
                     await stream.receive_exactly(1)
             assert network.connected_peers() == {peer}
-            round_trip_s = network.round_trip_s(peer)
-            assert round_trip_s is not None
-            assert 0 < round_trip_s < 1
+            assert (network.round_trip_s(peer) or 0) > 0

@@ -21,7 +21,7 @@ from p2pmesh.adapters.p2p.autonat import AUTONAT_PROTOCOL, IDENTIFY_PROTOCOL
 from p2pmesh.adapters.p2p.circuit import circuits_to, parse_circuit
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.p2p.keys import libp2p_id
-from p2pmesh.adapters.p2p.punch import DCUTR_PROTOCOL, Meetings
+from p2pmesh.adapters.p2p.punch import DCUTR_PROTOCOL, MESSAGE_TIMEOUT_S, Meetings
 from p2pmesh.adapters.p2p.relay import HOP_PROTOCOL, STOP_PROTOCOL, Passage
 from p2pmesh.adapters.p2p.yamux import YamuxStream
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable
@@ -343,12 +343,12 @@ async def test_a_peer_that_starts_while_we_do_ends_no_more_than_its_try() -> Non
 
 
 async def test_a_peer_has_one_try_at_a_time() -> None:
-    with trio.fail_after(5):  # the first one is waited for twice as long
+    with trio.fail_after(DEADLINE_S):
         async with three() as (relay, a, b):
             await meet_through_the_relay(relay, a, b)
             await a.open_stream(b.peer_id, DCUTR_PROTOCOL, DEADLINE_S)
             second = await a.open_stream(b.peer_id, DCUTR_PROTOCOL, DEADLINE_S)
-            with pytest.raises(PeerUnavailable):
+            with trio.fail_after(MESSAGE_TIMEOUT_S), pytest.raises(PeerUnavailable):  # the first: twice as long
                 await second.receive_exactly(1)
 
 

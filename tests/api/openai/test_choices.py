@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, LONG_PROMPT_CHARACTERS
@@ -128,7 +129,9 @@ async def test_a_long_prompt_that_is_refused_is_refused_once() -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_choices_of_a_long_prompt_that_is_admitted_run_beside_each_other(is_streamed: bool) -> None:
+async def test_choices_of_a_long_prompt_that_is_admitted_run_beside_each_other(
+    autojump_clock: MockClock, is_streamed: bool
+) -> None:
     all_run = trio.Event()
     backend = FakeBackend()
 
