@@ -23,8 +23,10 @@ from p2pmesh.adapters.identity import Ed25519Verifier, identity_of_seed
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.limits import PROTOCOL_GENERATION
 from p2pmesh.wire.announcement import Announcement, decode_announcement, encode_announcement, topic_of
-from p2pmesh.wire.control import Hello, Welcome, decode_control, decode_varint, encode_control
+from p2pmesh.wire.control import decode_control, encode_control
 from p2pmesh.wire.invite import decode_invite
+from p2pmesh.wire.messages.admission import Hello, Welcome
+from p2pmesh.wire.varint import decode_varint
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 60.0

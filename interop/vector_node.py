@@ -16,7 +16,9 @@ from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_UNADMITTED_MESSAGE_BYTES
 from p2pmesh.ports.network import ByteStream
 from p2pmesh.wire.announcement import decode_announcement, topic_of
-from p2pmesh.wire.control import Hello, decode_control, decode_varint
+from p2pmesh.wire.control import decode_control
+from p2pmesh.wire.messages.admission import Hello
+from p2pmesh.wire.varint import decode_varint
 
 VECTORS = Path(__file__).parents[1] / "protocols" / "vectors" / "control.json"
 REPEAT_S = 0.5

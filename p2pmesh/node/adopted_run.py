@@ -32,7 +32,8 @@ from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.stages import HeldStage, Stages
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.models import ModelFile, ModelStore
-from p2pmesh.wire.control import Done, FollowStage, LoadStage, PublishRun, StageEntry, StageStatus
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.runs import FollowStage, LoadStage, PublishRun, StageEntry, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 ORDER_TIMEOUT_S = 15.0

@@ -14,7 +14,8 @@ from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.network import Provider
-from p2pmesh.wire.control import Done, PrepareArtifact
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.artifacts import PrepareArtifact
 
 MAX_PREPARING = 3
 """Peers that are asked to cut the same file at a time."""

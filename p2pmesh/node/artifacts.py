@@ -28,7 +28,8 @@ from p2pmesh.node.transfer import CHUNK_TIMEOUT_S, Found, NoteTransfer, Transfer
 from p2pmesh.ports.clock import Clock
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
 from p2pmesh.ports.network import Provider
-from p2pmesh.wire.control import ArtifactChunk, Done, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
 from p2pmesh.wire.pieces import PieceList, checked_piece_list, single_piece_list
 
 MAX_TRANSFERS = 4

@@ -16,7 +16,8 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_RETRY_AFTER_S
 from p2pmesh.node.outlet import Outlet
 from p2pmesh.ports.network import ByteStream
-from p2pmesh.wire.control import Refusal, decode_control, decode_varint, encode_control
+from p2pmesh.wire.control import decode_control, encode_control
+from p2pmesh.wire.messages.answers import Refusal
 from p2pmesh.wire.stage import (
     HEADER_BYTES,
     LENGTH_BYTES,
@@ -28,6 +29,7 @@ from p2pmesh.wire.stage import (
     encode_frame,
     error_frame,
 )
+from p2pmesh.wire.varint import decode_varint
 
 M = TypeVar("M")
 SEND_TIMEOUT_S = 20.0

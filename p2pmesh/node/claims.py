@@ -25,7 +25,8 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.clock import Clock
 from p2pmesh.ports.grants import GrantStore
-from p2pmesh.wire.control import ClaimDenied, ClaimGranted, ClaimRun, Done, Refusal, ReleaseClaim
+from p2pmesh.wire.messages.answers import Done, Refusal
+from p2pmesh.wire.messages.claims import ClaimDenied, ClaimGranted, ClaimRun, ReleaseClaim
 
 RELEASE_S = 2.0
 """A peer that is gone keeps its promise to the end of the lease; nobody waits longer to tell it."""

@@ -17,7 +17,8 @@ from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.network import ConnectionUse
-from p2pmesh.wire.control import Done, Parting
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.liveness import Parting
 
 LOOK_EVERY_S = 10.0
 ANSWER_TIMEOUT_S = 5.0

@@ -35,7 +35,7 @@ from p2pmesh.node.servable import Servable
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.stage_orders import Orders
 from p2pmesh.node.standby import Standbys
-from p2pmesh.wire.control import LoadStage
+from p2pmesh.wire.messages.runs import LoadStage
 
 PROBE_STEPS = 16
 """Tokens of a run that nobody has been served by yet, timed to predict what others will take."""

@@ -20,7 +20,6 @@ from p2pmesh.node.founder_desk import MAX_INVITE_ADDRESSES, FounderDesk
 from p2pmesh.node.ownership import PeerTrust
 from p2pmesh.node.reporting import Report
 from p2pmesh.wire.announcement import Announcement
-from p2pmesh.wire.control import Hello, Welcome
 from p2pmesh.wire.invite import (
     LISTED_LIFE_MS,
     Invite,
@@ -31,6 +30,7 @@ from p2pmesh.wire.invite import (
     names_peer,
 )
 from p2pmesh.wire.membership_pass import SignedPass, decode_pass, encode_pass
+from p2pmesh.wire.messages.admission import Hello, Welcome
 from p2pmesh.wire.requirements import MeshRequirements, mesh_id_of
 from p2pmesh.wire.revocation import Revocation, decode_revocation
 from p2pmesh.wire.schema import from_map, to_map, unpack

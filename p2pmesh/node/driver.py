@@ -35,7 +35,6 @@ from p2pmesh.node.step_turns import FrameTaker, StepTurns
 from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.engine import Engine
-from p2pmesh.wire.control import LoadStage, ProbeResult, PublishRun
 from p2pmesh.wire.generation import (
     GenerationEvent,
     GenerationFinished,
@@ -47,6 +46,7 @@ from p2pmesh.wire.generation import (
     SamplingParameters,
     ToolUse,
 )
+from p2pmesh.wire.messages.runs import LoadStage, ProbeResult, PublishRun
 from p2pmesh.wire.stage import StageFrame
 
 HELD_S = 60.0

@@ -15,26 +15,6 @@ from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
 from p2pmesh.node.vigil import Vigils, Watch
-from p2pmesh.wire.control import (
-    BiasEntry,
-    CallEntry,
-    Cancel,
-    CandidateEntry,
-    Delta,
-    Done,
-    Finished,
-    Generate,
-    HoldRun,
-    LogprobEntry,
-    MessageEntry,
-    ProbeRun,
-    PublishRun,
-    Refusal,
-    RoutedStageEntry,
-    SamplingEntry,
-    Started,
-    ToolUseEntry,
-)
 from p2pmesh.wire.generation import (
     ChatMessage,
     FinishReason,
@@ -51,6 +31,23 @@ from p2pmesh.wire.generation import (
     ToolChoice,
     ToolUse,
 )
+from p2pmesh.wire.messages.answers import Done, Refusal
+from p2pmesh.wire.messages.generation import (
+    BiasEntry,
+    CallEntry,
+    Cancel,
+    CandidateEntry,
+    Delta,
+    Finished,
+    Generate,
+    LogprobEntry,
+    MessageEntry,
+    RoutedStageEntry,
+    SamplingEntry,
+    Started,
+    ToolUseEntry,
+)
+from p2pmesh.wire.messages.runs import HoldRun, ProbeRun, PublishRun
 
 EVENT_TIMEOUT_S = 600.0
 """A backstop only: the driver's own deadlines, derived from its pace, end a silent generation first."""

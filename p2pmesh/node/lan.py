@@ -19,8 +19,8 @@ from p2pmesh.node.overlay import DIAL_TIMEOUT_S, HELLO_TIMEOUT_S, Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.lan import Lan
-from p2pmesh.wire.control import Proof, ProofQuery
 from p2pmesh.wire.lan_record import CHALLENGE_BYTES, LanRecord, fingerprint_of
+from p2pmesh.wire.messages.admission import Proof, ProofQuery
 
 SEARCH_S = 5.0
 """How long the first joining waits for members on the link, beside those that the invite names: answers take a second

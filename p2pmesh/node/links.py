@@ -19,7 +19,7 @@ from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.network import PathKind
 from p2pmesh.wire.announcement import Link, peer_hash_of
-from p2pmesh.wire.control import LinkBytes, LinkProbe
+from p2pmesh.wire.messages.links import LinkBytes, LinkProbe
 
 SAMPLE_EVERY_S = 10.0
 PROBE_TIMEOUT_S = 20.0

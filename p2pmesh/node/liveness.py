@@ -25,7 +25,6 @@ from p2pmesh.node.overlay import Overlay, is_definite
 from p2pmesh.node.reporting import Report
 from p2pmesh.ports.network import Subscription
 from p2pmesh.wire.announcement import Announcement
-from p2pmesh.wire.control import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
 from p2pmesh.wire.liveness import (
     NOTE_LIFE_MS,
     DownReport,
@@ -40,6 +39,7 @@ from p2pmesh.wire.liveness import (
     topic_beside,
     topic_of,
 )
+from p2pmesh.wire.messages.liveness import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
 
 _POLICY = MembershipPolicy()
 PROBE_S = (_POLICY.probe_timeout_us + _POLICY.indirect_timeout_us) / MICROS_PER_SECOND

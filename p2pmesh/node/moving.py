@@ -26,7 +26,8 @@ from p2pmesh.node.run import ranges_of
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.node.standby import LOAD_S, Order
 from p2pmesh.ports.clock import Clock
-from p2pmesh.wire.control import Done, HoldRun, StageStatus
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.runs import HoldRun, StageStatus
 
 MEET_S = 4.0
 """Within the machine's patience with a look for a peer that leaves."""

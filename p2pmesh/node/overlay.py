@@ -38,8 +38,9 @@ from p2pmesh.node.revocations import Revocations
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.network import ByteStream, PeerConnected
 from p2pmesh.wire.announcement import Announcement
-from p2pmesh.wire.control import Hello, Refusal, Welcome
 from p2pmesh.wire.invite import LIFE_MS as INVITE_LIFE_MS
+from p2pmesh.wire.messages.admission import Hello, Welcome
+from p2pmesh.wire.messages.answers import Refusal
 
 Exchange = Callable[[MessageStream, Any], Awaitable[None]]
 

@@ -16,7 +16,7 @@ from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.wire.announcement import Announcement
-from p2pmesh.wire.control import IdentityAnswer, IdentityQuery
+from p2pmesh.wire.messages.identity import IdentityAnswer, IdentityQuery
 
 YOUNG_S = 120.0
 """A copy is found out within this time of its start, so a young node asks more often."""

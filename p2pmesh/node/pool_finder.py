@@ -38,8 +38,8 @@ from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.identity import Verifier
 from p2pmesh.ports.network import Network
 from p2pmesh.ports.relays import FoundListings, ListingQuery, Relays
-from p2pmesh.wire.control import RouteTable
 from p2pmesh.wire.listing import Listing, RejectionReason
+from p2pmesh.wire.messages.admission import RouteTable
 
 FETCH_S = 4.0
 PROBE_DIAL_S = 2.5

@@ -10,8 +10,8 @@ from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_SLICE_TOKENS
 from p2pmesh.core.batching import SequenceKey
 from p2pmesh.core.prefix_index import OpenPrompts, PrefixIndex, PrefixPolicy
 from p2pmesh.wire.begin import Prefix, digest_tokens
-from p2pmesh.wire.control import LoadStage
 from p2pmesh.wire.generation import GenerationRequest
+from p2pmesh.wire.messages.runs import LoadStage
 from p2pmesh.wire.stage import WireDtype
 
 

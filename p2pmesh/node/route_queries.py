@@ -17,7 +17,7 @@ from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.overlay import DIAL_TIMEOUT_S, HELLO_TIMEOUT_S, Overlay
 from p2pmesh.ports.network import Network
 from p2pmesh.wire.announcement import ServedModel
-from p2pmesh.wire.control import RouteEntry, RouteQuery, RouteTable
+from p2pmesh.wire.messages.admission import RouteEntry, RouteQuery, RouteTable
 
 
 class RouteQueries:

@@ -36,7 +36,8 @@ from p2pmesh.node.stages import Stages
 from p2pmesh.node.vigil import Vigils, Watch
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.models import ModelStore
-from p2pmesh.wire.control import Done, LoadStage, ProbeResult, ProbeRun, PublishRun, StageStatus
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.runs import LoadStage, ProbeResult, ProbeRun, PublishRun, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 STATUS_TIMEOUT_S = 150.0

@@ -15,7 +15,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.serving_options import ServingOptions, planning_model_of
 from p2pmesh.node.stage_orders import Orders, StageOrders, entries_of
 from p2pmesh.ports.models import ModelFile, ModelStore
-from p2pmesh.wire.control import LoadStage
+from p2pmesh.wire.messages.runs import LoadStage
 from p2pmesh.wire.stage import WireDtype
 
 

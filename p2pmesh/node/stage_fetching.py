@@ -17,7 +17,7 @@ from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.ports.models import ModelStore, StageArtifact
-from p2pmesh.wire.control import FileEntry, LoadStage, StageStatus
+from p2pmesh.wire.messages.runs import FileEntry, LoadStage, StageStatus
 
 FRAGMENTS_AT_ONCE = 3
 FRAGMENTS_COST_PERCENT = 110

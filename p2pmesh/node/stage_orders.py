@@ -11,7 +11,7 @@ from p2pmesh.core.planning.outcome import Placement, PlannedStage
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
-from p2pmesh.wire.control import FileEntry, LoadStage, StageEntry
+from p2pmesh.wire.messages.runs import FileEntry, LoadStage, StageEntry
 
 
 class Orders(Protocol):

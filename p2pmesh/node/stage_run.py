@@ -25,7 +25,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.vigil import Vigils, Watch, unreachable
 from p2pmesh.ports.engine import Engine
-from p2pmesh.wire.control import LoadStage, StageEntry
+from p2pmesh.wire.messages.runs import LoadStage, StageEntry
 from p2pmesh.wire.stage import (
     FrameFlag,
     FrameKind,

@@ -36,7 +36,8 @@ from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
-from p2pmesh.wire.control import Done, FollowStage, LoadStage, StageStatus
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.runs import FollowStage, LoadStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]

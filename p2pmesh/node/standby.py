@@ -17,7 +17,7 @@ from p2pmesh.core.coordination import RunPolicy, StageState
 from p2pmesh.core.planning.outcome import Placement, PlannedStage
 from p2pmesh.core.planning.request import PlanRequest
 from p2pmesh.node.overlay import Overlay
-from p2pmesh.wire.control import LoadStage, StageStatus
+from p2pmesh.wire.messages.runs import LoadStage, StageStatus
 
 SETTLED_S = 3.0
 """A run that has served so long is worth the trouble."""

@@ -15,7 +15,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.batching import SequenceKey
 from p2pmesh.core.step_group import StepGroup, share_machine
 from p2pmesh.ports.clock import Clock
-from p2pmesh.wire.control import StageEntry
+from p2pmesh.wire.messages.runs import StageEntry
 from p2pmesh.wire.stage import FrameKind, StageFrame
 
 

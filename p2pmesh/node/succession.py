@@ -23,7 +23,7 @@ from p2pmesh.node.reporting import Report
 from p2pmesh.node.servable import ServableRun
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.stages import HeldStage
-from p2pmesh.wire.control import LoadStage
+from p2pmesh.wire.messages.runs import LoadStage
 from p2pmesh.wire.stage import WireDtype
 
 LOOK_AGAIN_S = 30.0

@@ -12,8 +12,8 @@ from p2pmesh.node.driver import TOKENIZE_TIMEOUT_S, Driver, Drivers
 from p2pmesh.node.exchanges import chat_message_of, message_entry_of, tool_use_entry_of, tool_use_of
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.sequences import code_for_client
-from p2pmesh.wire.control import Tokenize, Tokenized
 from p2pmesh.wire.generation import Prompt, ToolUse
+from p2pmesh.wire.messages.generation import Tokenize, Tokenized
 
 _ANSWER_TIMEOUT_S = TOKENIZE_TIMEOUT_S + 10.0
 

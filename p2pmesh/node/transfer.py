@@ -21,7 +21,7 @@ from p2pmesh.node.overlay import Overlay
 from p2pmesh.node.runner import MachineRunner
 from p2pmesh.ports.clock import Clock
 from p2pmesh.ports.models import ArtifactReception
-from p2pmesh.wire.control import ArtifactChunk, FetchArtifact
+from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact
 from p2pmesh.wire.pieces import PieceList
 
 CHUNK_TIMEOUT_S = 30.0

@@ -24,7 +24,7 @@ from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros
 from p2pmesh.core.patience import STRANGER_US, Patience
 from p2pmesh.node.overlay import Overlay
 from p2pmesh.ports.clock import Clock, Entropy
-from p2pmesh.wire.control import Probe
+from p2pmesh.wire.messages.liveness import Probe
 
 SILENCE_S = 0.3
 ANSWER_S = STRANGER_US / MICROS_PER_SECOND

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError
-from p2pmesh.base.ids import MeshId, PeerId, is_peer_id
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import (
     MAX_ADDRESS_BYTES,
     MAX_ADDRESSES,
@@ -22,7 +22,6 @@ from p2pmesh.base.limits import (
     MAX_LAYERS,
     MAX_LINK_BYTES_PER_S,
     MAX_LINK_RTT_US,
-    MAX_NAME_BYTES,
     MAX_OWNERSHIP_CLAIM_BYTES,
     MAX_PASS_BYTES,
     MAX_PASSES,
@@ -46,6 +45,7 @@ from p2pmesh.wire.schema import (
     to_open_row,
     unpack,
 )
+from p2pmesh.wire.shapes import ID, NAME, PEER_ID
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 DOMAIN = b"p2pmesh-announcement-v3"
@@ -61,9 +61,7 @@ PEER_HASH_BYTES = 8
 MODEL_HASH_BYTES = 8
 
 _TIME = Integer(0, 2**53)
-_NAME = Text(MAX_NAME_BYTES, is_line)
 _DIGEST = HexBytes(32)
-PEER_ID_SHAPE = Text(128, is_peer_id)
 
 
 def topic_of(mesh_id: MeshId, shard_bits: str = "") -> str:
@@ -96,9 +94,9 @@ def life_ms(interval_ms: int) -> int:
 class ServedModel:
     """A model that the announcing peer drives and that can be routed to it now."""
 
-    name: str = declared(_NAME)
+    name: str = declared(NAME)
     digest: str = declared(_DIGEST)
-    run_id: bytes = declared(Bytes(16, 16))
+    run_id: bytes = declared(ID)
     stage_count: int = declared(Integer(1, 64))
     context_tokens: int = declared(Integer(1, 2**31))
 
@@ -107,7 +105,7 @@ class ServedModel:
 class HeldModel:
     """A model file that lies on the announcing peer's disk."""
 
-    name: str = declared(_NAME)
+    name: str = declared(NAME)
     digest: str = declared(_DIGEST)
 
 
@@ -137,9 +135,9 @@ class ModelDemand:
 class Announcement:
     """One peer's state. Newer is (incarnation, sequence); the incarnation grows at each start of the peer."""
 
-    peer_id: str = declared(PEER_ID_SHAPE)
+    peer_id: str = declared(PEER_ID)
     mesh_id: str = declared(HexBytes(16))
-    name: str = declared(_NAME)
+    name: str = declared(NAME)
     version: str = declared(Text(64, is_line))
     incarnation: int = declared(_TIME)
     sequence: int = declared(_TIME)
@@ -156,7 +154,7 @@ class Announcement:
     lanes: int = declared(Integer(0, MAX_LANES * MAX_ANNOUNCED_MODELS), 0)
     lanes_free: int = declared(Integer(0, MAX_LANES * MAX_ANNOUNCED_MODELS), 0)
     decode_tokens_per_s_milli: int = declared(Integer(0, 2**32), 0)
-    wanted: tuple[str, ...] = declared(ListOf(_NAME, MAX_ANNOUNCED_WISHES), ())
+    wanted: tuple[str, ...] = declared(ListOf(NAME, MAX_ANNOUNCED_WISHES), ())
     on_disk: tuple[HeldModel, ...] = declared(ListOf(OpenRow(HeldModel), MAX_ANNOUNCED_FILES), ())
     links: tuple[Link, ...] = declared(ListOf(Row(Link), MAX_ANNOUNCED_LINKS), ())
     ownership: bytes = declared(Bytes(0, MAX_OWNERSHIP_CLAIM_BYTES), b"")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId, is_peer_id
+from p2pmesh.base.ids import MeshId, PeerId, is_peer_id
 from p2pmesh.base.limits import (
     CLOCK_SKEW_MS,
     MAX_ADDRESS_BYTES,
@@ -42,6 +42,7 @@ from p2pmesh.wire.schema import (
     unpack,
     without_defaults,
 )
+from p2pmesh.wire.shapes import ID
 from p2pmesh.wire.signed import PUBLIC_KEY_BYTES, Sign, Verify, seal, unseal
 
 PREFIX = "p2pmesh2-"
@@ -65,7 +66,7 @@ class Invite:
     the founder.
     """
 
-    invite_id: bytes = declared(Bytes(ID_BYTES, ID_BYTES))
+    invite_id: bytes = declared(ID)
     requirements: MeshRequirements = declared(Record(MeshRequirements))
     issued_unix_ms: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)

@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from p2pmesh.base.ids import MeshId, PeerId, is_mesh_id, is_peer_id
+from p2pmesh.base.ids import MeshId, PeerId, is_peer_id
 from p2pmesh.base.limits import (
     CLOCK_SKEW_MS,
     LISTING_INTERVAL_S,
@@ -31,7 +31,6 @@ from p2pmesh.base.limits import (
     MAX_LISTING_LIFE_S,
     MAX_LISTING_NAME_BYTES,
     MAX_LISTING_TAGS,
-    MAX_NAME_BYTES,
     MAX_PEERS,
     PROTOCOL_GENERATION,
 )
@@ -49,6 +48,7 @@ from p2pmesh.wire.schema import (
     is_line,
     without_defaults,
 )
+from p2pmesh.wire.shapes import MESH_ID, NAME
 from p2pmesh.wire.signed import Verify
 
 KIND = 31990
@@ -66,8 +66,8 @@ VerifyEvent = Callable[[str, str, str], bool]
 Tags = tuple[tuple[str, ...], ...]
 
 _LARGEST = 2**53
-_NAMES = ListOf(Text(MAX_NAME_BYTES, is_line), MAX_LISTED_MODELS)
-_WISHES = ListOf(Text(MAX_NAME_BYTES, is_line), MAX_LISTED_WISHES)
+_NAMES = ListOf(NAME, MAX_LISTED_MODELS)
+_WISHES = ListOf(NAME, MAX_LISTED_WISHES)
 _LABEL = Optional(Text(MAX_LISTING_NAME_BYTES, is_line))
 _HEX_32 = re.compile(r"[0-9a-f]{64}\Z")
 _HEX_64 = re.compile(r"[0-9a-f]{128}\Z")
@@ -142,7 +142,7 @@ class ListingContent:
     serving: tuple[str, ...] = declared(_NAMES)
     total_vram_bytes: int = declared(Integer(0, _LARGEST))
     node_count: int = declared(Integer(1, MAX_PEERS))
-    mesh_id: str = declared(Text(32, is_mesh_id))
+    mesh_id: str = declared(MESH_ID)
     protocol_generation: int = declared(Integer(0, 65536))
     wanted: tuple[str, ...] = declared(_WISHES, ())
     on_disk: tuple[str, ...] = declared(_NAMES, ())

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId, is_mesh_id
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_LIVENESS_RECORD_BYTES
-from p2pmesh.wire.announcement import PEER_ID_SHAPE
-from p2pmesh.wire.schema import Bytes, Integer, Text, checked_map, declared, from_map, malformed, pack, unpack
+from p2pmesh.wire.schema import Integer, checked_map, declared, from_map, malformed, pack, unpack
+from p2pmesh.wire.shapes import ID, MESH_ID, PEER_ID
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 PROOF_DOMAIN = b"p2pmesh-life-proof-v1"
@@ -19,7 +19,6 @@ NOTE_LIFE_MS = 60_000
 """Older notes count for nothing: an old report, said again, would make a liar of its writer."""
 
 _TIME = Integer(0, 2**53)
-_MESH = Text(32, is_mesh_id)
 
 PeerIdOf = Callable[[bytes], PeerId]
 
@@ -28,8 +27,8 @@ PeerIdOf = Callable[[bytes], PeerId]
 class LifeProof:
     """A peer's answer to whoever drew ``nonce``, through whosever hands it comes."""
 
-    peer_id: str = declared(PEER_ID_SHAPE)
-    nonce: bytes = declared(Bytes(ID_BYTES, ID_BYTES))
+    peer_id: str = declared(PEER_ID)
+    nonce: bytes = declared(ID)
     incarnation: int = declared(_TIME)
     sequence: int = declared(_TIME)
 
@@ -38,9 +37,9 @@ class LifeProof:
 class DownReport:
     """``reporter`` reaches that incarnation of ``peer_id`` neither itself nor through those it asked."""
 
-    mesh_id: str = declared(_MESH)
-    reporter: str = declared(PEER_ID_SHAPE)
-    peer_id: str = declared(PEER_ID_SHAPE)
+    mesh_id: str = declared(MESH_ID)
+    reporter: str = declared(PEER_ID)
+    peer_id: str = declared(PEER_ID)
     incarnation: int = declared(_TIME)
     issued_unix_ms: int = declared(_TIME)
 
@@ -54,8 +53,8 @@ class DownReport:
 class Leaving:
     """This incarnation of the peer ends; nothing that it announced counts any more."""
 
-    mesh_id: str = declared(_MESH)
-    peer_id: str = declared(PEER_ID_SHAPE)
+    mesh_id: str = declared(MESH_ID)
+    peer_id: str = declared(PEER_ID)
     incarnation: int = declared(_TIME)
     sequence: int = declared(_TIME)
     issued_unix_ms: int = declared(_TIME)

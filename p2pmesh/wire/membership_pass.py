@@ -10,35 +10,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.ids import ID_BYTES, MeshId, PeerId, is_mesh_id, is_peer_id
+from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.limits import MAX_PASS_BYTES
 from p2pmesh.wire.schema import (
     Bytes,
     Integer,
     Row,
-    Text,
     checked_map,
     declared,
     malformed,
     pack,
     unpack,
 )
+from p2pmesh.wire.shapes import ID, MESH_ID, PEER_ID
 from p2pmesh.wire.signed import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Sign, Verify
 
 DOMAIN = b"p2pmesh-pass-v2"
 LIFE_MS = 30 * 24 * 3600 * 1000
 
 _TIME = Integer(0, 2**53)
-_INVITE_ID = Bytes(ID_BYTES, ID_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipPass:
     """The signer lets ``peer_id`` in until ``expires_unix_ms``; it first came by the invite ``invite_id``."""
 
-    mesh_id: str = declared(Text(32, is_mesh_id))
-    peer_id: str = declared(Text(128, is_peer_id))
-    invite_id: bytes = declared(_INVITE_ID)
+    mesh_id: str = declared(MESH_ID)
+    peer_id: str = declared(PEER_ID)
+    invite_id: bytes = declared(ID)
     issued_unix_ms: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)
 
@@ -47,7 +46,7 @@ class MembershipPass:
 class WrittenPass:
     """What of a pass is written; ``signer_key`` is empty for the founder's, which everybody knows."""
 
-    invite_id: bytes = declared(_INVITE_ID)
+    invite_id: bytes = declared(ID)
     issued_unix_ms: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)
     signer_key: bytes = declared(Bytes(0, PUBLIC_KEY_BYTES))

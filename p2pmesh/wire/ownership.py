@@ -8,9 +8,10 @@ whether the claim speaks of the peer at hand are ``core.ownership``'s; where the
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from p2pmesh.base.ids import OwnerId, is_peer_id, owner_id_of_key
+from p2pmesh.base.ids import OwnerId, owner_id_of_key
 from p2pmesh.base.limits import MAX_NODE_LABEL_BYTES, MAX_OWNERSHIP_CLAIM_BYTES
 from p2pmesh.wire.schema import Bytes, Integer, Text, checked_map, declared, from_map, is_line, malformed, pack, unpack
+from p2pmesh.wire.shapes import PEER_ID
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 DOMAIN = b"p2pmesh-node-ownership-v1"
@@ -30,7 +31,7 @@ class OwnershipClaim:
 
     version: int = declared(_VERSION)
     certificate_id: bytes = declared(Bytes(16, 16))
-    peer_id: str = declared(Text(128, is_peer_id))
+    peer_id: str = declared(PEER_ID)
     label: str = declared(Text(MAX_NODE_LABEL_BYTES, is_line))
     issued_unix_ms: int = declared(_TIME)
     expires_unix_ms: int = declared(_TIME)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from p2pmesh.base.ids import OwnerId, is_digest, owner_id_of_key
 from p2pmesh.base.limits import MAX_PACKAGE_SIGNATURE_BYTES
 from p2pmesh.wire.schema import Integer, Text, checked_map, declared, from_map, malformed, pack, unpack
+from p2pmesh.wire.shapes import DIGEST
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 DOMAIN = b"p2pmesh-layer-package-v1"
@@ -26,7 +27,7 @@ class PackageStatement:
 
     version: int = declared(Integer(1, 2**31))
     package_id: str = declared(Text(71, _is_package_id))
-    manifest: str = declared(Text(64, is_digest))
+    manifest: str = declared(DIGEST)
 
 
 @dataclass(frozen=True, slots=True)

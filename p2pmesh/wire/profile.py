@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from p2pmesh.base.limits import (
     MAX_DECODE_BYTES_PER_S,
     MAX_EXCLUDED_MODELS,
-    MAX_NAME_BYTES,
     MAX_PROFILE_DEVICES,
     MAX_PROFILE_SPEEDS,
 )
 from p2pmesh.wire.schema import Boolean, Integer, ListOf, Optional, Row, Text, declared, is_line
+from p2pmesh.wire.shapes import NAME
 
 _BYTES = Integer(0, 2**53)
 _RATE = Integer(0, MAX_DECODE_BYTES_PER_S)
 _SHORT = Text(64, is_line)
-_NAME = Text(MAX_NAME_BYTES, is_line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,6 @@ class Profile:
     memory_bytes_per_s: int = declared(_RATE, 0)
     devices: tuple[DeviceEntry, ...] = declared(ListOf(Row(DeviceEntry), MAX_PROFILE_DEVICES), ())
     speeds: tuple[SpeedEntry, ...] = declared(ListOf(Row(SpeedEntry), MAX_PROFILE_SPEEDS), ())
-    excluded_models: tuple[str, ...] = declared(ListOf(_NAME, MAX_EXCLUDED_MODELS), ())
+    excluded_models: tuple[str, ...] = declared(ListOf(NAME, MAX_EXCLUDED_MODELS), ())
     up_bytes_per_s: int = declared(_RATE, 0)
     down_bytes_per_s: int = declared(_RATE, 0)

@@ -6,15 +6,16 @@ Owns the bytes and the topic. What a revocation does to a peer is ``core.credent
 from dataclasses import dataclass
 
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.base.ids import ID_BYTES, MeshId, is_mesh_id, is_peer_id
+from p2pmesh.base.ids import MeshId
 from p2pmesh.base.limits import MAX_REVOCATION_BYTES, MAX_REVOKED
-from p2pmesh.wire.schema import Bytes, Integer, ListOf, Text, checked_map, declared, from_map, pack, unpack
+from p2pmesh.wire.schema import Integer, ListOf, checked_map, declared, from_map, pack, unpack
+from p2pmesh.wire.shapes import ID, MESH_ID, PEER_ID
 from p2pmesh.wire.signed import Sign, Verify, seal, unseal
 
 DOMAIN = b"p2pmesh-revocation-v1"
 
 _TIME = Integer(0, 2**53)
-_INVITES = ListOf(Bytes(ID_BYTES, ID_BYTES), MAX_REVOKED)
+_INVITES = ListOf(ID, MAX_REVOKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,12 @@ class Revocation:
     ``invites`` let nobody in any more; ``expelled_invites`` besides put out everyone who came in by them.
     """
 
-    mesh_id: str = declared(Text(32, is_mesh_id))
+    mesh_id: str = declared(MESH_ID)
     sequence: int = declared(Integer(0, 2**53))
     issued_unix_ms: int = declared(_TIME)
     invites: tuple[bytes, ...] = declared(_INVITES)
     expelled_invites: tuple[bytes, ...] = declared(_INVITES)
-    peers: tuple[str, ...] = declared(ListOf(Text(128, is_peer_id), MAX_REVOKED))
+    peers: tuple[str, ...] = declared(ListOf(PEER_ID, MAX_REVOKED))
 
 
 def topic_of(mesh_id: MeshId) -> str:

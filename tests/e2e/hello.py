@@ -6,7 +6,7 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL, PROTOCOL_GENERATION
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.wire.announcement import Announcement, encode_announcement
-from p2pmesh.wire.control import Hello, Welcome
+from p2pmesh.wire.messages.admission import Hello, Welcome
 
 TIMEOUT_S = 10
 

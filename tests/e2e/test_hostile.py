@@ -19,16 +19,13 @@ from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL, STAGE_PROTOCOL
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.ports.network import ByteStream
-from p2pmesh.wire.control import (
-    Cancel,
-    Done,
-    FetchArtifact,
-    ProbeRun,
-    PublishRun,
-    encode_control,
-    encode_varint,
-)  # fmt: skip
+from p2pmesh.wire.control import encode_control
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.artifacts import FetchArtifact
+from p2pmesh.wire.messages.generation import Cancel
+from p2pmesh.wire.messages.runs import ProbeRun, PublishRun
 from p2pmesh.wire.stage import FrameKind, StageFrame, WireDtype, encode_frame
+from p2pmesh.wire.varint import encode_varint  # fmt: skip
 from tests.e2e.conftest import TINY, TINY_LAYERS
 from tests.e2e.hello import say_hello
 from tests.e2e.peers import NodeProcess, Peers, resident_bytes, tokens_of

@@ -18,7 +18,7 @@ from p2pmesh.node.channels import MessageStream
 from p2pmesh.ports.network import Subscription
 from p2pmesh.wire import liveness
 from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, topic_of
-from p2pmesh.wire.control import Hello, Welcome
+from p2pmesh.wire.messages.admission import Hello, Welcome
 from tests.e2e.peers import NodeProcess, Peers, run_command
 
 NO_MODEL = ("--max-memory", "0")

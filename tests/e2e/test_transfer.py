@@ -20,15 +20,9 @@ from p2pmesh.base.limits import CONTROL_PROTOCOL, MAX_LEASE_MS
 from p2pmesh.base.quantities import KIB, MIB
 from p2pmesh.node.channels import MessageStream, refusal_of
 from p2pmesh.ports.network import ByteStream, Provider
-from p2pmesh.wire.control import (
-    ArtifactChunk,
-    ClaimGranted,
-    ClaimRun,
-    FetchArtifact,
-    FetchPieceList,
-    LoadStage,
-    StageEntry,
-)
+from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact, FetchPieceList
+from p2pmesh.wire.messages.claims import ClaimGranted, ClaimRun
+from p2pmesh.wire.messages.runs import LoadStage, StageEntry
 from p2pmesh.wire.pieces import PieceHasher, PieceList
 from p2pmesh.wire.records import artifact_key
 from tests.e2e.hello import say_hello

@@ -19,6 +19,7 @@ from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.model.package import PackageManifest, check_manifest, read_manifest
 from p2pmesh.wire import begin, control, engine, lan_record, listing, stage
+from p2pmesh.wire.varint import decode_varint, encode_varint
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, peer_id_of, verify
 
@@ -122,7 +123,7 @@ def _read_control(data: bytes) -> None:
             end += 1
             if end > len(data):
                 return
-            length = control.decode_varint(data[at:end], MAX_CONTROL_MESSAGE_BYTES)
+            length = decode_varint(data[at:end], MAX_CONTROL_MESSAGE_BYTES)
         if end + length > len(data):
             return
         control.decode_control(data[end : end + length])
@@ -260,7 +261,7 @@ def _prefix_of(document: dict[str, Any]) -> str:
 def with_prefix(kind: str, body: bytes) -> bytes:
     """``body`` behind the length that fits it."""
     if kind == "varint":
-        return control.encode_varint(len(body)) + body if len(body) < 1 << 28 else body
+        return encode_varint(len(body)) + body if len(body) < 1 << 28 else body
     if kind in ("frame", "engine"):
         return len(body).to_bytes(4, "little") + body
     return body

@@ -22,7 +22,7 @@ from p2pmesh.base.errors import P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.base.limits import CONTROL_PROTOCOL, STAGE_PROTOCOL
 from p2pmesh.node.channels import MessageStream
-from p2pmesh.wire.control import Refusal
+from p2pmesh.wire.messages.answers import Refusal
 from tests.e2e.hello import say_hello
 from tests.e2e.peers import NodeProcess, Peers, resident_bytes
 from tests.fuzz.run import Fuzzer

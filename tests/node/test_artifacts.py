@@ -22,7 +22,7 @@ from p2pmesh.node.transfer import MAX_KNOWN, TransferCounts
 from p2pmesh.ports.models import ArtifactReception, ModelFile, StageArtifact
 from p2pmesh.ports.network import Provider
 from p2pmesh.wire.announcement import HeldModel
-from p2pmesh.wire.control import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
 from p2pmesh.wire.pieces import PieceList
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model, pieces_of

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import PeerId
 from p2pmesh.node.channels import MAX_FRAMES_AT_ONCE, FrameStream, MessageStream, refusal_of, without_paths
-from p2pmesh.wire.control import Refusal, decode_control
+from p2pmesh.wire.control import decode_control
+from p2pmesh.wire.messages.answers import Refusal
 from p2pmesh.wire.stage import (
     LENGTH_BYTES,
     FrameKind,

@@ -13,7 +13,8 @@ from p2pmesh.node.claims import HeldClaim
 from p2pmesh.node.run import WATCH_AGAIN_S
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.vigil import ANSWER_S
-from p2pmesh.wire.control import ClaimDenied, ClaimRun, FollowStage, LoadStage, StageStatus
+from p2pmesh.wire.messages.claims import ClaimDenied, ClaimRun
+from p2pmesh.wire.messages.runs import FollowStage, LoadStage, StageStatus
 from p2pmesh.wire.stage import WireDtype
 from tests.fakes.grants import FakeGrantStore
 from tests.fakes.mesh import Mesh, MeshNode, expected, open_mesh, read_tokens

@@ -9,7 +9,9 @@ from p2pmesh.base.limits import CONTROL_PROTOCOL, STAGE_PROTOCOL
 from p2pmesh.core.conduct import Offence
 from p2pmesh.node.conduct import MAX_THROTTLED_STREAMS
 from p2pmesh.ports.network import FaultKind, PeerFault
-from p2pmesh.wire.control import Cancel, decode_varint, encode_control
+from p2pmesh.wire.control import encode_control
+from p2pmesh.wire.messages.generation import Cancel
+from p2pmesh.wire.varint import decode_varint
 from tests.fakes.mesh import MeshNode, MockedClock, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model
 

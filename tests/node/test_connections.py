@@ -11,7 +11,8 @@ from p2pmesh.base.limits import CONTROL_PROTOCOL
 from p2pmesh.core import connections
 from p2pmesh.node import liveness
 from p2pmesh.node.connections import LOOK_EVERY_S
-from p2pmesh.wire.control import Done, Parting
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.liveness import Parting
 from tests.fakes.mesh import Mesh, MeshNode, open_mesh
 
 SMALL = replace(connections.DEFAULT_POLICY, all_up_to=3, opened_below=5, standing=5, near_kept=4)

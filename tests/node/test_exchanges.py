@@ -8,7 +8,8 @@ from p2pmesh.base.errors import ErrorCode, Refused, RemoteProtocolError
 from p2pmesh.base.limits import MAX_RETRY_AFTER_S
 from p2pmesh.node.channels import error_of, refusal_of
 from p2pmesh.node.exchanges import DriverExchanges, _event_of
-from p2pmesh.wire.control import Generate, Refusal, SamplingEntry, Started
+from p2pmesh.wire.messages.answers import Refusal
+from p2pmesh.wire.messages.generation import Generate, SamplingEntry, Started
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable, RemoteP
 from p2pmesh.base.limits import CONTROL_PROTOCOL
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.ports.network import ByteStream
-from p2pmesh.wire.control import Hello, Proof, ProofQuery
 from p2pmesh.wire.invite import Invite, encode_invite
 from p2pmesh.wire.lan_record import LanRecord, fingerprint_of
+from p2pmesh.wire.messages.admission import Hello, Proof, ProofQuery
 from tests.fakes.identity import fake_identity
 from tests.fakes.lan import FakeLink
 from tests.fakes.mesh import UNIX_MS_AT_START, Mesh, MeshNode, open_mesh

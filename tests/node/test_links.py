@@ -10,7 +10,7 @@ from p2pmesh.base.limits import MAX_LINK_CHUNK_BYTES
 from p2pmesh.core.links import PROBE_BYTES, PairLink
 from p2pmesh.node.links import SAMPLE_EVERY_S
 from p2pmesh.ports.network import PathKind
-from p2pmesh.wire.control import LinkBytes, LinkProbe
+from p2pmesh.wire.messages.links import LinkBytes, LinkProbe
 from tests.fakes.mesh import Mesh, MeshNode, open_mesh
 
 

@@ -17,7 +17,6 @@ from p2pmesh.node import liveness
 from p2pmesh.node.channels import MessageStream
 from p2pmesh.node.liveness import MAX_NOTES_PER_SPEAKER, MAX_RELAYS
 from p2pmesh.wire.announcement import ServedModel
-from p2pmesh.wire.control import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
 from p2pmesh.wire.liveness import (
     DownReport,
     Leaving,
@@ -29,6 +28,7 @@ from p2pmesh.wire.liveness import (
     topic_beside,
     topic_of,
 )
+from p2pmesh.wire.messages.liveness import Farewell, Probe, ProbeAnswer, ProbeReport, ProbeRequest
 from tests.fakes.identity import FakeVerifier, fake_identity
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, MockedClock, open_mesh
 

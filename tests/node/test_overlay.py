@@ -19,11 +19,16 @@ from p2pmesh.node.announcements import AnnouncementBoard
 from p2pmesh.node.channels import FrameStream, MessageStream
 from p2pmesh.ports.network import PeerDisconnected
 from p2pmesh.wire.announcement import Announcement, ServedModel, encode_announcement, peer_hash_of, topic_of
-from p2pmesh.wire.control import Done, FetchArtifact, Generate, Hello, ProbeRun, SamplingEntry, Welcome, encode_varint
 from p2pmesh.wire.membership_pass import LIFE_MS as PASS_LIFE_MS
 from p2pmesh.wire.membership_pass import MembershipPass, decode_pass, encode_pass
+from p2pmesh.wire.messages.admission import Hello, Welcome
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.artifacts import FetchArtifact
+from p2pmesh.wire.messages.generation import Generate, SamplingEntry
+from p2pmesh.wire.messages.runs import ProbeRun
 from p2pmesh.wire.requirements import MeshRequirements
 from p2pmesh.wire.stage import FrameKind, StageFrame
+from p2pmesh.wire.varint import encode_varint
 from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import PATIENCE_S, UNIX_MS_AT_START, Mesh, MeshNode, open_mesh
 from tests.fakes.network import FakeNetwork

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, RemoteProtocolError
 from p2pmesh.wire.announcement import encode_announcement
-from p2pmesh.wire.control import IdentityAnswer, IdentityQuery
+from p2pmesh.wire.messages.identity import IdentityAnswer, IdentityQuery
 from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import UNIX_MS_AT_START, Mesh, MeshNode, open_mesh
 

@@ -10,7 +10,7 @@ from p2pmesh.core.devices import Device
 from p2pmesh.core.owner_wishes import MachineLoad, OwnerWishes
 from p2pmesh.node.profiles import ASK_AGAIN_S
 from p2pmesh.ports.machine import MachineFacts
-from p2pmesh.wire.control import LoadStage
+from p2pmesh.wire.messages.runs import LoadStage
 from p2pmesh.wire.profile import DeviceEntry
 from tests.fakes.machine import FakeMachine
 from tests.fakes.mesh import open_mesh

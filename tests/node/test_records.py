@@ -15,7 +15,8 @@ from p2pmesh.core.shards import Effect, Event, ShardMachine
 from p2pmesh.node import topics
 from p2pmesh.node.announcements import AnnouncementBoard
 from p2pmesh.wire.announcement import ServedModel
-from p2pmesh.wire.control import Done, Parting
+from p2pmesh.wire.messages.answers import Done
+from p2pmesh.wire.messages.liveness import Parting
 from p2pmesh.wire.records import artifact_key, model_key
 from tests.fakes.identity import fake_identity
 from tests.fakes.mesh import PATIENCE_S, Mesh, MeshNode, expected, open_mesh

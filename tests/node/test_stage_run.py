@@ -19,8 +19,10 @@ from p2pmesh.node.channels import FrameStream, MessageStream
 from p2pmesh.node.engine_shelf import KEPT_S
 from p2pmesh.wire.announcement import Announcement, encode_announcement
 from p2pmesh.wire.begin import Begin, encode_begin
-from p2pmesh.wire.control import ClaimGranted, ClaimRun, Hello, LoadStage, StageEntry, StageStatus, Welcome
 from p2pmesh.wire.generation import SamplingParameters
+from p2pmesh.wire.messages.admission import Hello, Welcome
+from p2pmesh.wire.messages.claims import ClaimGranted, ClaimRun
+from p2pmesh.wire.messages.runs import LoadStage, StageEntry, StageStatus
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame, WireDtype, decode_error
 from tests.fakes.engine import HIDDEN_SIZE, next_token
 from tests.fakes.identity import fake_identity

@@ -12,7 +12,7 @@ from p2pmesh.adapters.clock import TrioClock
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, PeerUnavailable
 from p2pmesh.core.step_group import FIRST_STEP_US
 from p2pmesh.node.step_turns import StepTurns
-from p2pmesh.wire.control import StageEntry
+from p2pmesh.wire.messages.runs import StageEntry
 from p2pmesh.wire.stage import FrameFlag, FrameKind, StageFrame
 
 HERE = ("/ip4/192.168.0.5/tcp/4001", "/ip4/127.0.0.1/tcp/4001")

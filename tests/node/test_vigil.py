@@ -17,7 +17,9 @@ from p2pmesh.node.stages import MAX_LOADING
 from p2pmesh.node.standby import SETTLED_S
 from p2pmesh.node.vigil import ANSWER_S, FRESH_S, SILENCE_S, STEP_S, Vigils
 from p2pmesh.ports.models import StageArtifact
-from p2pmesh.wire.control import LoadStage, Probe, Refusal
+from p2pmesh.wire.messages.answers import Refusal
+from p2pmesh.wire.messages.liveness import Probe
+from p2pmesh.wire.messages.runs import LoadStage
 from tests.fakes.clock import FakeEntropy
 from tests.fakes.mesh import Mesh, MeshNode, MockedClock, expected, open_mesh
 from tests.fakes.models import FakeModelStore, fake_model

@@ -7,7 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from p2pmesh.base.ids import is_digest, is_mesh_id, is_owner_id, is_peer_id
-from p2pmesh.wire import control
+from p2pmesh.wire.messages.artifacts import PrepareArtifact
+from p2pmesh.wire.messages.claims import ClaimRun
+from p2pmesh.wire.messages.generation import RoutedStageEntry
+from p2pmesh.wire.messages.runs import LoadStage, StageEntry
 from p2pmesh.wire.schema import (
     Boolean,
     Bytes,
@@ -72,14 +75,12 @@ def values_of(shape: Shape) -> st.SearchStrategy[Any]:
 
 def records_of(cls: type) -> st.SearchStrategy[Any]:
     """Records whose own rules hold too."""
-    if cls is control.LoadStage:
+    if cls is LoadStage:
         return placements().flatmap(_load_stage)
-    if cls is control.ClaimRun:
+    if cls is ClaimRun:
         peers = st.lists(values_of(Text(128, is_peer_id)), min_size=1, max_size=5, unique=True)
-        return st.builds(
-            lambda values, peers: control.ClaimRun(**{**values, "peers": tuple(peers)}), plain_fields(cls), peers
-        )
-    if cls in (control.StageEntry, control.RoutedStageEntry, control.PrepareArtifact):
+        return st.builds(lambda values, peers: ClaimRun(**{**values, "peers": tuple(peers)}), plain_fields(cls), peers)
+    if cls in (StageEntry, RoutedStageEntry, PrepareArtifact):
         return st.builds(partial(_with_layers, cls), plain_fields(cls), st.integers(0, 900), st.integers(1, 100))
     return plain_fields(cls).map(lambda values: cls(**values))
 
@@ -88,14 +89,14 @@ def plain_fields(cls: type) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({f.name: values_of(f.metadata["shape"]) for f in fields(cls)})
 
 
-def placements() -> st.SearchStrategy[tuple[control.StageEntry, ...]]:
+def placements() -> st.SearchStrategy[tuple[StageEntry, ...]]:
     """Stages that tile their layers, each on a peer of its own."""
     sizes = st.lists(st.integers(1, 15), min_size=1, max_size=8)
     peer = values_of(Text(128, is_peer_id))
     return sizes.flatmap(
         lambda counts: st.lists(peer, min_size=len(counts), max_size=len(counts), unique=True).map(
             lambda peers: tuple(
-                control.StageEntry(peer_id, sum(counts[:index]), sum(counts[: index + 1]), ("/ip4/192.0.2.1/tcp/1",))
+                StageEntry(peer_id, sum(counts[:index]), sum(counts[: index + 1]), ("/ip4/192.0.2.1/tcp/1",))
                 for index, peer_id in enumerate(peers)
             )
         )
@@ -106,12 +107,12 @@ def _with_layers(cls: type, values: dict[str, Any], start: int, count: int) -> A
     return cls(**{**values, "layer_start": start, "layer_end": start + count})
 
 
-def _load_stage(stages: tuple[control.StageEntry, ...]) -> st.SearchStrategy[control.LoadStage]:
+def _load_stage(stages: tuple[StageEntry, ...]) -> st.SearchStrategy[LoadStage]:
     return st.builds(
-        lambda values, index: control.LoadStage(
+        lambda values, index: LoadStage(
             **{**values, "stages": stages, "layer_count": stages[-1].layer_end, "index": index}
         ),
-        plain_fields(control.LoadStage),
+        plain_fields(LoadStage),
         st.integers(0, len(stages) - 1),
     )
 

@@ -23,7 +23,43 @@ from p2pmesh.wire import (
     stage,
     token_report,
 )
+from p2pmesh.wire.messages.admission import Hello, Proof, ProofQuery, RouteEntry, RouteQuery, RouteTable, Welcome
+from p2pmesh.wire.messages.answers import Done, Refusal
+from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.messages.claims import ClaimDenied, ClaimGranted, ClaimRun, ReleaseClaim
+from p2pmesh.wire.messages.generation import (
+    BiasEntry,
+    CallEntry,
+    Cancel,
+    CandidateEntry,
+    Delta,
+    Finished,
+    Generate,
+    LogprobEntry,
+    MessageEntry,
+    RoutedStageEntry,
+    SamplingEntry,
+    Started,
+    Tokenize,
+    Tokenized,
+    ToolUseEntry,
+)
+from p2pmesh.wire.messages.identity import IdentityAnswer, IdentityQuery
+from p2pmesh.wire.messages.links import LinkBytes, LinkProbe
+from p2pmesh.wire.messages.liveness import Farewell, Parting, Probe, ProbeAnswer, ProbeReport, ProbeRequest
+from p2pmesh.wire.messages.runs import (
+    FileEntry,
+    FollowStage,
+    HoldRun,
+    LoadStage,
+    ProbeResult,
+    ProbeRun,
+    PublishRun,
+    StageEntry,
+    StageStatus,
+)
 from p2pmesh.wire.schema import pack, to_map
+from p2pmesh.wire.varint import encode_varint
 from tests.wire import liveness_vectors, vectors
 from tests.wire.grammar_vectors import grammars
 from tests.wire.keys import FOUNDER, JOINER, STRANGER
@@ -57,76 +93,76 @@ OF_FOUNDER, OF_JOINER = (
 )
 REVOKED = sealed_revocation(to_map(REVOCATION))
 TWO_STAGES = (
-    control.StageEntry(FOUNDER.peer_id, 0, 15, ADDRESSES),
-    control.StageEntry(JOINER.peer_id, 15, 30, ADDRESSES),
+    StageEntry(FOUNDER.peer_id, 0, 15, ADDRESSES),
+    StageEntry(JOINER.peer_id, 15, 30, ADDRESSES),
 )
-SAMPLED = control.SamplingEntry(0.7, 40, 0.95, 0.05, 0.5, -0.5, 1.1, generation.MAX_SEED,
-                                (control.BiasEntry(3, -100.0), control.BiasEntry(9, 2.5)))  # fmt: skip
-GREEDY = control.SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
-CHAT = (control.MessageEntry("system", "Be brief."), control.MessageEntry("user", "Grüße, 世界 🦙"))
+SAMPLED = SamplingEntry(0.7, 40, 0.95, 0.05, 0.5, -0.5, 1.1, generation.MAX_SEED,
+                        (BiasEntry(3, -100.0), BiasEntry(9, 2.5)))  # fmt: skip
+GREEDY = SamplingEntry(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0)
+CHAT = (MessageEntry("system", "Be brief."), MessageEntry("user", "Grüße, 世界 🦙"))
 CALLED = (
-    control.MessageEntry("user", "Weather?", name="Ann"),
-    control.MessageEntry("assistant", "", (control.CallEntry("call_1", "get_weather", '{"city":"Bern"}'),)),
-    control.MessageEntry("tool", "rain", (), "call_1"),
+    MessageEntry("user", "Weather?", name="Ann"),
+    MessageEntry("assistant", "", (CallEntry("call_1", "get_weather", '{"city":"Bern"}'),)),
+    MessageEntry("tool", "rain", (), "call_1"),
 )
 WEATHER = '[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object"}}}]'
 
 
 Messages = list[tuple[str, Any]]
 ADMISSION: Messages = [
-    ("hello of a joiner", control.Hello(1, FOUNDER.mesh_id, INVITE_LINE, (), OF_JOINER)),
-    ("hello of a member", control.Hello(1, FOUNDER.mesh_id, "", (FOUNDERS_PASS,), OF_JOINER,
-                                        (announcement.peer_hash_of(STRANGER.peer_id),))),
-    ("hello of the founder", control.Hello(1, FOUNDER.mesh_id, "", (), OF_FOUNDER)),
-    ("welcome by the founder", control.Welcome(1, FOUNDER.mesh_id, (), OF_FOUNDER, FOUNDERS_PASS, b"", (OF_JOINER,))),
-    ("welcome by a member", control.Welcome(1, FOUNDER.mesh_id, (FOUNDERS_PASS,), OF_JOINER, b"", REVOKED, ())),
-    ("proof_query", control.ProofQuery(FOUNDER.mesh_id)),
-    ("proof of a member", control.Proof((FOUNDERS_PASS,))),
-    ("proof of the founder", control.Proof(())),
-    ("route_query", control.RouteQuery()),
-    ("route_table", control.RouteTable(1, FOUNDER.mesh_id, (control.RouteEntry("smollm2-135m", 4096),))),
-    ("route_table of a public pool", control.RouteTable(1, FOUNDER.mesh_id, (), 7)),
-    ("refusal", control.Refusal("invite_expired", "the invite expired 5 minutes ago; ask for a new one")),
-    ("refusal for a while", control.Refusal("overloaded", "256 requests wait for this model; try again later", 41)),
+    ("hello of a joiner", Hello(1, FOUNDER.mesh_id, INVITE_LINE, (), OF_JOINER)),
+    ("hello of a member", Hello(1, FOUNDER.mesh_id, "", (FOUNDERS_PASS,), OF_JOINER,
+                                (announcement.peer_hash_of(STRANGER.peer_id),))),
+    ("hello of the founder", Hello(1, FOUNDER.mesh_id, "", (), OF_FOUNDER)),
+    ("welcome by the founder", Welcome(1, FOUNDER.mesh_id, (), OF_FOUNDER, FOUNDERS_PASS, b"", (OF_JOINER,))),
+    ("welcome by a member", Welcome(1, FOUNDER.mesh_id, (FOUNDERS_PASS,), OF_JOINER, b"", REVOKED, ())),
+    ("proof_query", ProofQuery(FOUNDER.mesh_id)),
+    ("proof of a member", Proof((FOUNDERS_PASS,))),
+    ("proof of the founder", Proof(())),
+    ("route_query", RouteQuery()),
+    ("route_table", RouteTable(1, FOUNDER.mesh_id, (RouteEntry("smollm2-135m", 4096),))),
+    ("route_table of a public pool", RouteTable(1, FOUNDER.mesh_id, (), 7)),
+    ("refusal", Refusal("invite_expired", "the invite expired 5 minutes ago; ask for a new one")),
+    ("refusal for a while", Refusal("overloaded", "256 requests wait for this model; try again later", 41)),
 ]  # fmt: skip
 
 RUNS: Messages = [
-    ("load_stage", control.LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, TWO_STAGES, "cd" * 32,
-                                     72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32)),
+    ("load_stage", LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, TWO_STAGES, "cd" * 32,
+                             72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32)),
     ("load_stage of files that are not given out",
-     control.LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, TWO_STAGES, "cd" * 32,
-                       72_000_000, 120_000_000, 4096, 4, 2)),
+     LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, TWO_STAGES, "cd" * 32,
+               72_000_000, 120_000_000, 4096, 4, 2)),
     ("load_stage of a layer package",
-     control.LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, TWO_STAGES, "cd" * 32,
-                       72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32,
-                       (control.FileEntry("01" * 32, 9000, "02" * 32),
-                        control.FileEntry("03" * 32, 2_000_000, "04" * 32)))),
-    ("stage_status", control.StageStatus(RUN_ID, "downloading", 1_048_576, 72_000_000)),
-    ("stage_status ready", control.StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8, 15_600)),
-    ("claim_run", control.ClaimRun(DIGEST, RUN_ID, 7, 15_000, (FOUNDER.peer_id, JOINER.peer_id), False)),
-    ("claim_run of a stage", control.ClaimRun(DIGEST, RUN_ID, 8, 15_000, (FOUNDER.peer_id,), False, 2**40)),
-    ("claim_run that serves", control.ClaimRun(DIGEST, RUN_ID, 2**53 - 1, 60_000, (JOINER.peer_id,), True)),
-    ("claim_granted", control.ClaimGranted(7)),
-    ("claim_denied", control.ClaimDenied("model_leased", "another coordinates it for 9 s more", 6, 9_000)),
-    ("release_claim", control.ReleaseClaim(DIGEST, RUN_ID, 7, True)),
-    ("follow_stage", control.FollowStage(DIGEST, RUN_ID, 8)),
-    ("probe_run", control.ProbeRun(RUN_ID, 16)),
-    ("probe_result", control.ProbeResult(42, 135_000, 61_500)),
-    ("publish_run", control.PublishRun(RUN_ID, "b9200-avx2-t2-f16", 63_000)),
-    ("hold_run", control.HoldRun(RUN_ID, 60_000)),
-    ("done", control.Done()),
+     LoadStage(RUN_ID, 7, "smollm2-135m", DIGEST, 144_000_000, 30, 1, TWO_STAGES, "cd" * 32,
+               72_000_000, 120_000_000, 4096, 4, 2, "ef" * 32,
+               (FileEntry("01" * 32, 9000, "02" * 32),
+                FileEntry("03" * 32, 2_000_000, "04" * 32)))),
+    ("stage_status", StageStatus(RUN_ID, "downloading", 1_048_576, 72_000_000)),
+    ("stage_status ready", StageStatus(RUN_ID, "ready", 0, 0, "b9200-avx2-t2-f16", 8, 15_600)),
+    ("claim_run", ClaimRun(DIGEST, RUN_ID, 7, 15_000, (FOUNDER.peer_id, JOINER.peer_id), False)),
+    ("claim_run of a stage", ClaimRun(DIGEST, RUN_ID, 8, 15_000, (FOUNDER.peer_id,), False, 2**40)),
+    ("claim_run that serves", ClaimRun(DIGEST, RUN_ID, 2**53 - 1, 60_000, (JOINER.peer_id,), True)),
+    ("claim_granted", ClaimGranted(7)),
+    ("claim_denied", ClaimDenied("model_leased", "another coordinates it for 9 s more", 6, 9_000)),
+    ("release_claim", ReleaseClaim(DIGEST, RUN_ID, 7, True)),
+    ("follow_stage", FollowStage(DIGEST, RUN_ID, 8)),
+    ("probe_run", ProbeRun(RUN_ID, 16)),
+    ("probe_result", ProbeResult(42, 135_000, 61_500)),
+    ("publish_run", PublishRun(RUN_ID, "b9200-avx2-t2-f16", 63_000)),
+    ("hold_run", HoldRun(RUN_ID, 60_000)),
+    ("done", Done()),
 ]  # fmt: skip
 
 FILES_AND_MACHINES: Messages = [
-    ("fetch_artifact", control.FetchArtifact("cd" * 32, "ef" * 32, 1_048_576, 4_194_304)),
-    ("fetch_piece_list", control.FetchPieceList("cd" * 32, "ef" * 32)),
-    ("prepare_artifact", control.PrepareArtifact("cd" * 32, DIGEST, 15, 30)),
-    ("artifact_chunk", control.ArtifactChunk(b"GGUF\x03\0\0\0")),
-    ("link_probe", control.LinkProbe(262_144)),
-    ("link_bytes", control.LinkBytes(bytes(64))),
-    ("identity_query", control.IdentityQuery(OF_JOINER)),
-    ("identity_answer", control.IdentityAnswer((OF_JOINER, OF_JOINER))),
-    ("identity_answer of one who knows of no other", control.IdentityAnswer(())),
+    ("fetch_artifact", FetchArtifact("cd" * 32, "ef" * 32, 1_048_576, 4_194_304)),
+    ("fetch_piece_list", FetchPieceList("cd" * 32, "ef" * 32)),
+    ("prepare_artifact", PrepareArtifact("cd" * 32, DIGEST, 15, 30)),
+    ("artifact_chunk", ArtifactChunk(b"GGUF\x03\0\0\0")),
+    ("link_probe", LinkProbe(262_144)),
+    ("link_bytes", LinkBytes(bytes(64))),
+    ("identity_query", IdentityQuery(OF_JOINER)),
+    ("identity_answer", IdentityAnswer((OF_JOINER, OF_JOINER))),
+    ("identity_answer of one who knows of no other", IdentityAnswer(())),
     ("profile_query", control.ProfileQuery()),
     ("profile of a machine that tells nothing", control.Profile()),
     ("profile", control.Profile(8, 2500, 730, 120, 80, 2**33, 12 * 10**9, (
@@ -136,59 +172,59 @@ FILES_AND_MACHINES: Messages = [
 ]  # fmt: skip
 
 LIVENESS: Messages = [
-    ("probe", control.Probe(REQUEST_ID, ISSUED_MS, 7)),
-    ("probe_answer with an announcement", control.ProbeAnswer(b"proof", OF_JOINER)),
-    ("probe_answer", control.ProbeAnswer(b"proof", b"")),
-    ("probe_request", control.ProbeRequest(REQUEST_ID, JOINER.peer_id)),
-    ("probe_report", control.ProbeReport(b"proof")),
-    ("probe_report of silence", control.ProbeReport(b"")),
-    ("farewell", control.Farewell(b"leaving")),
-    ("parting", control.Parting()),
+    ("probe", Probe(REQUEST_ID, ISSUED_MS, 7)),
+    ("probe_answer with an announcement", ProbeAnswer(b"proof", OF_JOINER)),
+    ("probe_answer", ProbeAnswer(b"proof", b"")),
+    ("probe_request", ProbeRequest(REQUEST_ID, JOINER.peer_id)),
+    ("probe_report", ProbeReport(b"proof")),
+    ("probe_report of silence", ProbeReport(b"")),
+    ("farewell", Farewell(b"leaving")),
+    ("parting", Parting()),
 ]  # fmt: skip
 
 GENERATION: Messages = [
-    ("generate from a chat", control.Generate(REQUEST_ID, "smollm2-135m", SAMPLED, messages=CHAT,
-                                              stop=("\n\n", "END"), max_tokens=64, sequence=1, top_logprobs=20,
-                                              reasoning_effort="low")),
-    ("generate from text", control.Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Once")),
-    ("generate from tokens", control.Generate(REQUEST_ID, "smollm2-135m", GREEDY, tokens=(1, 2, 2**31 - 1))),
-    ("generate after a loss", control.Generate(REQUEST_ID, "smollm2-135m", SAMPLED, tokens=(1, 2), max_tokens=9,
-                                               history=(7, 2**31 - 1), continues=bytes(range(16)))),
-    ("generate under a grammar", control.Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Yes?",
-                                                  grammar='root ::= "yes" | "no"')),
-    ("generate with tools", control.Generate(REQUEST_ID, "smollm2-135m", GREEDY, messages=CALLED,
-                                             tools=control.ToolUseEntry(WEATHER, "auto", "", True))),
-    ("started with tools", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 4093, False, "hermes")),
-    ("generate an embedding", control.Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Once", max_tokens=1,
-                                               wants_embedding=True)),
-    ("generate for a client", control.Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Once",
-                                               client=bytes(range(16, 32)))),
-    ("delta with an embedding", control.Delta((0,), "", (), struct.pack("<2f", 0.5, -1.0))),
-    ("tokenize a text", control.Tokenize("smollm2-135m", text="Once", add_special=False)),
-    ("tokenize a chat", control.Tokenize("smollm2-135m", messages=CHAT, reasoning_effort="none")),
-    ("tokenize a chat with tools", control.Tokenize("smollm2-135m", messages=CALLED,
-                                                    tools=control.ToolUseEntry(WEATHER, "auto", "", True))),
-    ("tokenize what is tokens", control.Tokenize("smollm2-135m", tokens=(1, 2**31 - 1))),
-    ("tokenized", control.Tokenized((1, 4093), "")),
-    ("tokenized text", control.Tokenized((), "Grüße")),
-    ("started", control.Started((1, 4093, 198), RUN_ID, "b9200-avx2-t2-f16", 4093)),
+    ("generate from a chat", Generate(REQUEST_ID, "smollm2-135m", SAMPLED, messages=CHAT,
+                                      stop=("\n\n", "END"), max_tokens=64, sequence=1, top_logprobs=20,
+                                      reasoning_effort="low")),
+    ("generate from text", Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Once")),
+    ("generate from tokens", Generate(REQUEST_ID, "smollm2-135m", GREEDY, tokens=(1, 2, 2**31 - 1))),
+    ("generate after a loss", Generate(REQUEST_ID, "smollm2-135m", SAMPLED, tokens=(1, 2), max_tokens=9,
+                                       history=(7, 2**31 - 1), continues=bytes(range(16)))),
+    ("generate under a grammar", Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Yes?",
+                                          grammar='root ::= "yes" | "no"')),
+    ("generate with tools", Generate(REQUEST_ID, "smollm2-135m", GREEDY, messages=CALLED,
+                                     tools=ToolUseEntry(WEATHER, "auto", "", True))),
+    ("started with tools", Started((1,), RUN_ID, "b9200-avx2-t2-f16", 4093, False, "hermes")),
+    ("generate an embedding", Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Once", max_tokens=1,
+                                       wants_embedding=True)),
+    ("generate for a client", Generate(REQUEST_ID, "smollm2-135m", GREEDY, text="Once",
+                                       client=bytes(range(16, 32)))),
+    ("delta with an embedding", Delta((0,), "", (), struct.pack("<2f", 0.5, -1.0))),
+    ("tokenize a text", Tokenize("smollm2-135m", text="Once", add_special=False)),
+    ("tokenize a chat", Tokenize("smollm2-135m", messages=CHAT, reasoning_effort="none")),
+    ("tokenize a chat with tools", Tokenize("smollm2-135m", messages=CALLED,
+                                            tools=ToolUseEntry(WEATHER, "auto", "", True))),
+    ("tokenize what is tokens", Tokenize("smollm2-135m", tokens=(1, 2**31 - 1))),
+    ("tokenized", Tokenized((1, 4093), "")),
+    ("tokenized text", Tokenized((), "Grüße")),
+    ("started", Started((1, 4093, 198), RUN_ID, "b9200-avx2-t2-f16", 4093)),
     (
         "started with its route",
-        control.Started(
+        Started(
             (1,), RUN_ID, "b9200-avx2-t2-f16", 9, model_digest=DIGEST,
             stages=(
-                control.RoutedStageEntry(FOUNDER.peer_id, 0, 10), control.RoutedStageEntry(JOINER.peer_id, 10, 22),
+                RoutedStageEntry(FOUNDER.peer_id, 0, 10), RoutedStageEntry(JOINER.peer_id, 10, 22),
             ),
         ),
     ),
-    ("started within reasoning", control.Started((1,), RUN_ID, "b9200-avx2-t2-f16", 9, True)),
-    ("delta with log probabilities", control.Delta((7,), "", (control.LogprobEntry(7, b"\xf0\x9f", -0.5, (
-        control.CandidateEntry(7, b"\xf0\x9f", -0.5), control.CandidateEntry(9, b"", -9999.0))),))),
-    ("delta", control.Delta((3575, 198), " world\n")),
-    ("delta whose text lags", control.Delta((240,), "")),
-    ("finished", control.Finished("stop", "", 17)),
-    ("finished by a stop sequence", control.Finished("stop", "", 17, "\nUser:")),
-    ("cancel", control.Cancel()),
+    ("started within reasoning", Started((1,), RUN_ID, "b9200-avx2-t2-f16", 9, True)),
+    ("delta with log probabilities", Delta((7,), "", (LogprobEntry(7, b"\xf0\x9f", -0.5, (
+        CandidateEntry(7, b"\xf0\x9f", -0.5), CandidateEntry(9, b"", -9999.0))),))),
+    ("delta", Delta((3575, 198), " world\n")),
+    ("delta whose text lags", Delta((240,), "")),
+    ("finished", Finished("stop", "", 17)),
+    ("finished by a stop sequence", Finished("stop", "", 17, "\nUser:")),
+    ("cancel", Cancel()),
 ]  # fmt: skip
 
 
@@ -197,15 +233,15 @@ def control_messages() -> Messages:
 
 
 def framed(body: bytes) -> bytes:
-    return control.encode_varint(len(body)) + body
+    return encode_varint(len(body)) + body
 
 
 SAMPLING = to_map(dict(control_messages())["generate from text"].sampling)
-TOOL_USE = to_map(control.ToolUseEntry("[]", "auto", "", True))
-CALL = to_map(control.CallEntry("call_1", "get_weather", "{}"))
-ASKED = to_map(control.MessageEntry("user", "hello"))
+TOOL_USE = to_map(ToolUseEntry("[]", "auto", "", True))
+CALL = to_map(CallEntry("call_1", "get_weather", "{}"))
+ASKED = to_map(MessageEntry("user", "hello"))
 FIRST_STAGE, SECOND_STAGE = to_map(dict(control_messages())["load_stage"])["stages"]
-FILE_ENTRY = to_map(control.FileEntry("01" * 32, 9000, "02" * 32))
+FILE_ENTRY = to_map(FileEntry("01" * 32, 9000, "02" * 32))
 BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     ("hello of a joiner", {
         "hello without a mesh id": {"mesh_id": ...},
@@ -531,7 +567,7 @@ RAW_CONTROL: list[tuple[str, bytes, str]] = [
     ("empty message", b"\x00", "message_malformed"),
     ("length not minimal", b"\x81\x00\xc0", "message_malformed"),
     ("length of five bytes", b"\x80\x80\x80\x80\x01", "message_malformed"),
-    ("length of 2 MiB and one", control.encode_varint(2 * 1024 * 1024 + 1), "message_too_large"),
+    ("length of 2 MiB and one", encode_varint(2 * 1024 * 1024 + 1), "message_too_large"),
     ("length of 256 MiB less one", b"\xff\xff\xff\x7f", "message_too_large"),
     ("nil", framed(b"\xc0"), "message_malformed"),
     ("a list", framed(pack(["hello"])), "message_malformed"),
@@ -587,7 +623,7 @@ def control_invalid() -> list[Case]:
 
 def in_parts(head: bytes, *parts: tuple[str, int]) -> list[list[Any]]:
     size = len(head) + sum(len(bytes.fromhex(part)) * times for part, times in parts)
-    return [[(control.encode_varint(size) + head).hex(), 1], *([part, times] for part, times in parts)]
+    return [[(encode_varint(size) + head).hex(), 1], *([part, times] for part, times in parts)]
 
 
 def control_document() -> Case:
@@ -613,7 +649,7 @@ def control_document() -> Case:
             "name": "defaults may be missing",
             "kind": "stage_status",
             "bytes": framed(pack({"kind": "stage_status", "run_id": RUN_ID, "state": "loading"})).hex(),
-            "value": vectors.to_json(control.StageStatus(RUN_ID, "loading")),
+            "value": vectors.to_json(StageStatus(RUN_ID, "loading")),
         },
         {
             "name": "integers and lengths not in the shortest form",

@@ -41,6 +41,18 @@ from p2pmesh.wire import (
     stage,
 )
 from p2pmesh.wire.generation import FinishReason
+from p2pmesh.wire.messages.admission import RouteEntry
+from p2pmesh.wire.messages.generation import (
+    BiasEntry,
+    CallEntry,
+    CandidateEntry,
+    LogprobEntry,
+    MessageEntry,
+    RoutedStageEntry,
+    SamplingEntry,
+    ToolUseEntry,
+)
+from p2pmesh.wire.messages.runs import FileEntry, StageEntry
 from tests.wire import vectors
 
 PROTOCOLS = Path(__file__).parents[2] / "protocols"
@@ -54,7 +66,7 @@ RECORDS = {
     "membership_pass": membership_pass.MembershipPass,
     "written_pass": membership_pass.WrittenPass,
     "revocation": revocation.Revocation,
-    "route_entry": control.RouteEntry,
+    "route_entry": RouteEntry,
     "announcement": announcement.Announcement,
     "served_model": announcement.ServedModel,
     "held_model": announcement.HeldModel,
@@ -68,16 +80,16 @@ RECORDS = {
     "leaving": liveness.Leaving,
     "package_statement": package.PackageStatement,
     "listing_content": listing.ListingContent,
-    "file_entry": control.FileEntry,
-    "stage_entry": control.StageEntry,
-    "message_entry": control.MessageEntry,
-    "call_entry": control.CallEntry,
-    "tool_use_entry": control.ToolUseEntry,
-    "sampling_entry": control.SamplingEntry,
-    "bias_entry": control.BiasEntry,
-    "logprob_entry": control.LogprobEntry,
-    "candidate_entry": control.CandidateEntry,
-    "routed_stage_entry": control.RoutedStageEntry,
+    "file_entry": FileEntry,
+    "stage_entry": StageEntry,
+    "message_entry": MessageEntry,
+    "call_entry": CallEntry,
+    "tool_use_entry": ToolUseEntry,
+    "sampling_entry": SamplingEntry,
+    "bias_entry": BiasEntry,
+    "logprob_entry": LogprobEntry,
+    "candidate_entry": CandidateEntry,
+    "routed_stage_entry": RoutedStageEntry,
 }
 # Limits that concern no byte between peers; everything else in base.limits is in the registry.
 LOCAL = re.compile(r"MAX_HTTP2?_|MAX_API_|MAX_GGUF_|DEFAULT_|MAX_ENGINE_|ENGINE_|PROTOCOL_GENERATION$")

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from p2pmesh.base.limits import MAX_MESSAGE_CONTAINERS, MAX_MESSAGE_DEPTH
-from p2pmesh.wire import control
+from p2pmesh.wire.messages.answers import Refusal
+from p2pmesh.wire.messages.artifacts import FetchArtifact
+from p2pmesh.wire.messages.generation import Delta
+from p2pmesh.wire.messages.runs import ProbeRun
 from p2pmesh.wire.schema import (
     Bytes,
     Integer,
@@ -143,21 +146,21 @@ def test_plain_text_of_a_line_stays_as_it_is(text: str) -> None:
 
 
 def test_unknown_fields_are_left_out_and_missing_ones_named() -> None:
-    assert from_map(control.ProbeRun, {"run_id": bytes(16), "more": 1}, "x") == control.ProbeRun(bytes(16))
+    assert from_map(ProbeRun, {"run_id": bytes(16), "more": 1}, "x") == ProbeRun(bytes(16))
     with pytest.raises(RemoteProtocolError, match="field run_id is missing"):
-        from_map(control.ProbeRun, {}, "x")
+        from_map(ProbeRun, {}, "x")
     with pytest.raises(RemoteProtocolError, match="a map expected"):
-        from_map(control.ProbeRun, [], "x")
+        from_map(ProbeRun, [], "x")
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        control.ProbeRun(bytes(15)),
-        control.Refusal("c" * 65, ""),
-        control.Delta((-1,), ""),
-        control.Delta((), "\ud800"),
-        control.FetchArtifact("x", "0" * 64, 0, 1),
+        ProbeRun(bytes(15)),
+        Refusal("c" * 65, ""),
+        Delta((-1,), ""),
+        Delta((), "\ud800"),
+        FetchArtifact("x", "0" * 64, 0, 1),
     ],
 )
 def test_a_writer_refuses_what_no_reader_takes(record: object) -> None:
@@ -166,4 +169,4 @@ def test_a_writer_refuses_what_no_reader_takes(record: object) -> None:
 
 
 def test_a_writer_cuts_the_line_of_a_refusal() -> None:
-    assert checked_map(control.Refusal("internal", "a\r\n" + "é" * 999))["message"] == "a  " + "é" * 510
+    assert checked_map(Refusal("internal", "a\r\n" + "é" * 999))["message"] == "a  " + "é" * 510

@@ -11,6 +11,7 @@ from p2pmesh.base.errors import RemoteProtocolError
 from p2pmesh.base.ids import MeshId, PeerId
 from p2pmesh.base.quantities import UnixMillis
 from p2pmesh.wire import announcement, begin, control, invite, membership_pass, revocation, stage, token_report
+from p2pmesh.wire.varint import decode_varint
 from tests.wire import vectors
 from tests.wire.keys import FOUNDER, JOINER, STRANGER, peer_id_of, verify
 
@@ -270,7 +271,7 @@ def test_a_message_cut_anywhere_is_an_end_or_malformed(case: dict[str, Any]) -> 
     for end in range(len(data)):
         with pytest.raises(EOFError):
             vectors.read_control(data[:end])
-    size = control.decode_varint(data, len(data))
+    size = decode_varint(data, len(data))
     assert size is not None
     body = data[-size:]
     for end in range(len(body)):

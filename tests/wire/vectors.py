@@ -5,9 +5,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_UNADMITTED_MESSAGE_BYTES
+from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_UNADMITTED_MESSAGE_BYTES, MAX_VARINT_BYTES
 from p2pmesh.wire import control, stage
 from p2pmesh.wire.schema import Bytes, ListOf, OpenRow, Optional, Record, Row, Shape
+from p2pmesh.wire.varint import decode_varint, encode_varint
 
 DIRECTORY = Path(__file__).parents[2] / "protocols" / "vectors"
 
@@ -93,10 +94,10 @@ def frame_from_json(value: dict[str, Any]) -> stage.StageFrame:
 def read_control(data: bytes, *, admitted: bool = True) -> Any:
     """What a reader makes of bytes on a stream: the prefix is checked before the body is looked at."""
     limit = MAX_CONTROL_MESSAGE_BYTES if admitted else MAX_UNADMITTED_MESSAGE_BYTES
-    size = control.decode_varint(data[: control.MAX_VARINT_BYTES], limit)
+    size = decode_varint(data[:MAX_VARINT_BYTES], limit)
     if size is None:
         raise EOFError("the stream ends inside the prefix")
-    start = len(control.encode_varint(size))
+    start = len(encode_varint(size))
     if len(data) < start + size:
         raise EOFError("the stream ends inside the message")
     return control.decode_control(data[start : start + size])

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError, Message
 
 from p2pmesh.adapters.p2p.streams import PeerStream
 from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
-from p2pmesh.wire.control import decode_varint, encode_varint
+from p2pmesh.wire.varint import decode_varint, encode_varint
 
 MAX_DELIMITED_BYTES = 4096
 """The bound of the relay and hole punching specifications."""

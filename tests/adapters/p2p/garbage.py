@@ -35,7 +35,8 @@ from p2pmesh.base.limits import CONTROL_PROTOCOL, PROTOCOL_GENERATION
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.overlay import Overlay, OverlaySettings
 from p2pmesh.ports.network import ByteStream
-from p2pmesh.wire.control import Hello, encode_control
+from p2pmesh.wire.control import encode_control
+from p2pmesh.wire.messages.admission import Hello
 from tests.fakes.clock import FakeEntropy
 from tests.fakes.credentials import FakeCredentialStore
 from tests.fakes.identity import FakeVerifier, fake_identity

@@ -1,0 +1,1 @@
+"""The messages of ``/mesh-llm/1``, a module for each conversation; ``wire.control`` reads and writes them."""
