@@ -49,7 +49,7 @@ class NodeBackend:
 
     def is_ready(self) -> bool:
         """Whether any model is routable, or would be loaded for a request."""
-        return bool(self.models()) or (self._node is not None and self._node.on_demand.is_ready())
+        return bool(self.models()) or (self._node is not None and self._node.coordinators.on_demand.is_ready())
 
     def is_awaited(self, model: str) -> bool:
         """Whether a request for it waits, although nothing serves it just now."""

@@ -72,9 +72,10 @@ from p2pmesh.base.quantities import format_size, micros
 from p2pmesh.core.artifact_policy import default_transfer
 from p2pmesh.core.devices import DeviceChoice
 from p2pmesh.node.announcements import Neighbours
+from p2pmesh.node.giving import OwnersMachine
 from p2pmesh.node.gossip_trace import TracedNetwork
 from p2pmesh.node.node import HAND_OVER_S, Node, NodeParts
-from p2pmesh.node.on_demand import OnDemandOptions
+from p2pmesh.node.on_demand import LoadableModels, OnDemandOptions
 from p2pmesh.node.overlay import REJOIN_FIRST_S, OverlaySettings
 from p2pmesh.node.pool import SEARCH_FIRST_S
 from p2pmesh.node.pool_finder import FoundPool
@@ -314,11 +315,9 @@ class _Command:
             )
         )
         parts = NodeParts(
-            neighbours, self._models.store, engines, HomeGrants(self._options.home), self._machine(), self._shelf,
-            available_memory_bytes, _on_demand(self._options),
-            SpeedFile(self._options.home / "cache" / "speeds", usable_threads(), self._devices), self._lan,
-            self._options.reach, HomeUsage(self._options.home), ThisOwner(),
-            self._options.discovery.value,
+            neighbours, self._models.store, engines, HomeGrants(self._options.home), self._owners_machine(),
+            LoadableModels(self._shelf, available_memory_bytes, _on_demand(self._options)), self._lan,
+            self._options.reach, self._options.discovery.value,
         )  # fmt: skip
         settings = OverlaySettings(
             name=self._options.name or socket.gethostname()[:200],
@@ -340,10 +339,12 @@ class _Command:
             node.pool = self._pools.service(node, neighbours)
         return node
 
-    def _machine(self) -> ThisMachine:
-        memory_bytes = offered_of_bytes(self._devices)
+    def _owners_machine(self) -> OwnersMachine:
+        memory_bytes, threads = offered_of_bytes(self._devices), usable_threads()
         folder = self._options.home / "cache" / "speeds"
-        return ThisMachine(folder, self._devices, usable_threads(), processor_quota(), memory_bytes)
+        machine = ThisMachine(folder, self._devices, threads, processor_quota(), memory_bytes)
+        speeds = SpeedFile(folder, threads, self._devices)
+        return OwnersMachine(machine, ThisOwner(), speeds, HomeUsage(self._options.home))
 
     async def _serve(self, node: Node, found: FoundPool | None) -> None:
         async with trio.open_nursery() as nursery:
@@ -414,7 +415,7 @@ class _Command:
         self._options = replace(self._options, **{name: getattr(options, name) for name in LIVE_FIELDS})
         self._shelf.excluded = options.excluded_models
         await self._models.store.change_quota(options.cache_quota_bytes)
-        await node.change_wishes(self._memory_bytes(options), options.wishes, options.sharing)
+        await node.giving.change(self._memory_bytes(options), options.wishes, options.sharing)
         await self._change_pool(node, options.pool)
 
     async def _change_pool(self, node: Node, wanted: PoolChoice) -> None:
@@ -496,7 +497,7 @@ class _Command:
         model = await self._obtain(node, reference)
         await self._models.store.keep(model)
         try:
-            await node.serve_model(model, with_clearance(options, model, reference, self._options.home))
+            await node.coordinators.serve_model(model, with_clearance(options, model, reference, self._options.home))
         finally:
             self._models.store.release(model.digest)
 

@@ -82,8 +82,19 @@ class OnDemandOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadableModels:
+    """What a node may load without being told, how, and within which memory."""
+
+    shelf: ModelShelf | None = None
+    """Models that may be served without being named; None for none."""
+    memory_left: Callable[[], int | None] = lambda: None
+    """Bytes that the machine, or the container of this process, has left; None if that is not known."""
+    options: OnDemandOptions = field(default_factory=OnDemandOptions)
+
+
+@dataclass(frozen=True, slots=True)
 class OnDemandParts:
-    """What serving on demand stands on. ``memory_left`` is what the machine or its container has left, if known."""
+    """What serving on demand stands on."""
 
     overlay: Overlay
     router: Router
@@ -91,8 +102,6 @@ class OnDemandParts:
     stages: Stages
     clock: Clock
     entropy: Entropy
-    shelf: ModelShelf | None
-    memory_left: Callable[[], int | None]
     make: Callable[[ModelFile, ServingOptions], Coordinator]
     note_name: Callable[[ModelFile], None]
     """Others hear of a file and its name here."""
@@ -129,11 +138,11 @@ class _Held:
 class OnDemand:
     """The models of one node, loaded and unloaded."""
 
-    def __init__(self, parts: OnDemandParts, options: OnDemandOptions, report: Report) -> None:
+    def __init__(self, parts: OnDemandParts, loadable: LoadableModels, report: Report) -> None:
         self._parts = parts
-        self._options = options
+        self._allowed = loadable
         self._report = report
-        idle_s = options.idle_unload_s
+        idle_s = loadable.options.idle_unload_s
         idle_us = None if idle_s is None else int(idle_s * MICROS_PER_SECOND)
         seed = int.from_bytes(parts.entropy.random_bytes(8), "big")
         self.demand = ModelDemand(parts.overlay, parts.router, parts.clock)
@@ -175,7 +184,7 @@ class OnDemand:
 
     async def _keep_surveying(self) -> None:
         """What lies on the shelf, from headers: no file is read whole before it is asked for."""
-        shelf, options = self._parts.shelf, self._options.serving
+        shelf, options = self._allowed.shelf, self._allowed.options.serving
         while shelf is not None and options is not None:
             try:
                 known = await shelf.survey()
@@ -248,7 +257,7 @@ class OnDemand:
     # --- what others hear ----------------------------------------------------------
     def _loadable(self) -> tuple[bytes, ...]:
         """What a request brings back here: the shelf, and what was given and is unloaded when it is idle, or was."""
-        is_idle_unloaded = self._options.idle_unload_s is not None
+        is_idle_unloaded = self._allowed.options.idle_unload_s is not None
         held = (model for model, one in self._held.items() if is_idle_unloaded or one.coordinator is None)
         return tuple(sorted({*self._shelf, *held}))
 
@@ -284,7 +293,7 @@ class OnDemand:
             _usable(self._parts.stages.free_bytes),
             tuple(self._loadables(others, served)),
             tuple(self._loadeds()),
-            self._parts.memory_left(),
+            self._allowed.memory_left(),
             self.demand.rates(served),
             is_spared(self._parts.overlay.board.own()),
             spare_bytes,
@@ -403,17 +412,17 @@ class OnDemand:
 
     async def _load(self, model: bytes, known: KnownModel) -> None:
         """A model of the shelf, until it is unloaded."""
-        assert self._parts.shelf is not None
-        assert self._options.serving is not None
+        assert self._allowed.shelf is not None
+        assert self._allowed.options.serving is not None
         try:
-            file = await self._parts.shelf.load(known)
+            file = await self._allowed.shelf.load(known)
             try:
                 if self._is_another_name(file):
                     await self._await_other_name(model, file)
                 else:
-                    await self.serve(file, self._options.serving, is_given=False)
+                    await self.serve(file, self._allowed.options.serving, is_given=False)
             finally:
-                self._parts.shelf.release(file)
+                self._allowed.shelf.release(file)
         except P2PMeshError as error:
             self._report("error", {"code": error.code.value, "message": f"{known.name}: {error.message}"})
             self._note_failed(model, error.message)
@@ -552,9 +561,9 @@ class OnDemand:
     def _why_unloaded(self, reason: UnloadReason) -> str:
         match reason:
             case UnloadReason.IDLE:
-                return f"no request for {self._options.idle_unload_s or 0:g} s; a request loads it again"
+                return f"no request for {self._allowed.options.idle_unload_s or 0:g} s; a request loads it again"
             case UnloadReason.MEMORY_LOW:
-                left = self._parts.memory_left()
+                left = self._allowed.memory_left()
                 return f"{format_size(left or 0)} of memory are left; it was the least asked for here"
             case UnloadReason.ROOM_WANTED:
                 return "another model is asked for and needs its room"

@@ -15,8 +15,9 @@ from p2pmesh.base.quantities import GIB, Micros, UnixMillis
 from p2pmesh.core.ownership import TrustStore
 from p2pmesh.node.announcements import Neighbours
 from p2pmesh.node.changes import Changes
+from p2pmesh.node.giving import OwnersMachine
 from p2pmesh.node.node import Node, NodeParts
-from p2pmesh.node.on_demand import OnDemandOptions
+from p2pmesh.node.on_demand import LoadableModels, OnDemandOptions
 from p2pmesh.node.overlay import OverlaySettings
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.ports.models import ModelFile
@@ -163,7 +164,7 @@ class Mesh:
     def serve(self, node: MeshNode, model: ModelFile, **given: Any) -> None:
         """Has a node coordinate a model until the test ends."""
         options = {"stage_count": None, "context_tokens": 4096, "lanes": 4, "wire_dtype": WireDtype.F32} | given
-        self._nursery.start_soon(node.node.serve_model, model, ServingOptions(**options))
+        self._nursery.start_soon(node.node.coordinators.serve_model, model, ServingOptions(**options))
 
     def request(
         self, text: str = "hello", max_tokens: int = 20, sampling: SamplingParameters = GREEDY, model: str = "fake"
@@ -191,10 +192,13 @@ class Mesh:
             )  # fmt: skip
             reports: list[MeshNode] = []
             parts = NodeParts(
-                ports, store, launcher, given.get("grants") or FakeGrantStore(), given.get("machine"),
-                given.get("shelf"), given.get("memory_left", lambda: None), given.get("on_demand", OnDemandOptions()),
+                ports, store, launcher, given.get("grants") or FakeGrantStore(),
+                OwnersMachine(given.get("machine"), given.get("owner"), usage=given.get("usage")),
+                LoadableModels(
+                    given.get("shelf"), given.get("memory_left", lambda: None),
+                    given.get("on_demand", OnDemandOptions()),
+                ),
                 lan=given.get("lan"),
-                owner=given.get("owner"), usage=given.get("usage"),
             )  # fmt: skip
             node = Node(parts, settings, lambda event, f: reports[0].report(event, f))
             made = MeshNode(node, network, launcher, store, credentials)

@@ -144,7 +144,7 @@ async def test_a_successor_without_the_model_has_a_lost_stage_cut_by_whoever_has
         await three.first.wait_told("waiting_for_peers")
         spare = await mesh.join("spare", three.hub)
         holder = await mesh.join("holder", three.hub, memory_bytes=0, store=FakeModelStore(MODEL))
-        holder.node._note_name(MODEL)
+        holder.node.files.note(MODEL)
         ready = await three.first.wait_told("pipeline_ready")
         assert [stage["peer_id"] for stage in ready["stages"]] == [three.first.peer, spare.peer]
         await three.first.wait_routable()
@@ -157,7 +157,7 @@ async def test_a_run_that_was_taken_over_has_spare_engines(autojump_clock: MockC
         await mesh.kill(three.coordinator)
         await taken_over(three)
         holder = await mesh.join("holder", three.hub, memory_bytes=0, store=FakeModelStore(MODEL))
-        holder.node._note_name(MODEL)
+        holder.node.files.note(MODEL)
         spare = await mesh.join("spare", three.hub)
         await trio.sleep(90)
         assert len(spare.launcher.engines) == 2
@@ -176,12 +176,12 @@ async def test_a_successor_gives_way_to_whoever_serves_the_model_by_itself(autoj
         await taken_over(three)
         await mesh.kill(three.second)
         await three.first.wait_told("waiting_for_peers")
-        assert three.first.node.successions.coordinators
+        assert three.first.node.coordinators.successions.coordinators
         owner = await mesh.join("owner", three.hub, store=FakeModelStore(MODEL))
         mesh.serve(owner, MODEL, stage_count=2)
         await owner.wait_told("pipeline_ready")
         await trio.sleep(60)
-        assert three.first.node.successions.coordinators == []
+        assert three.first.node.coordinators.successions.coordinators == []
         assert owner.told("model_withdrawn") == []
 
 
@@ -192,7 +192,7 @@ async def test_a_successor_that_finds_nobody_gives_up_and_frees_all(autojump_clo
         await taken_over(three)
         await mesh.kill(three.second)
         await trio.sleep(700)
-        assert three.first.node.successions.coordinators == []
+        assert three.first.node.coordinators.successions.coordinators == []
         assert three.run_ids == set()
         assert three.first.node.stages.free_bytes == three.first.node.overlay.board.own().memory_bytes
 
@@ -266,7 +266,7 @@ async def test_a_node_that_was_stopped_politely_serves_at_once_after_a_restart(a
         node = await mesh.join("node", hub, **given)
         async with trio.open_nursery() as serving:
             options = ServingOptions(None, 4096, 4, WireDtype.F32)
-            serving.start_soon(node.node.serve_model, MODEL, options)
+            serving.start_soon(node.node.coordinators.serve_model, MODEL, options)
             await node.wait_told("pipeline_ready")
             await node.node.drain(5)
             serving.cancel_scope.cancel()
@@ -399,8 +399,8 @@ async def test_a_successor_that_can_never_place_the_model_lives_on(autojump_cloc
         async def refuse(model: object, options: object) -> None:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "fake cannot be placed: no peer could help")
 
-        parts = three.first.node.successions._parts
-        three.first.node.successions._parts = replace(parts, serve_model=refuse)
+        parts = three.first.node.coordinators.successions._parts
+        three.first.node.coordinators.successions._parts = replace(parts, serve_model=refuse)
         await mesh.kill(three.coordinator)
         await three.first.wait_told("run_taken_over")
         three.second.engine.kill()

@@ -98,7 +98,7 @@ async def test_nobody_is_dialled_in_order_to_part(autojump_clock: MockClock) -> 
     async with open_mesh() as mesh:
         founder = await mesh.found()
         member, other = await mesh.join("member", founder), await mesh.join("other", founder)
-        await member.node._connections._part(other.peer)
+        await member.node.control_plane.connections._part(other.peer)
         assert other.peer not in {told["peer_id"] for told in member.told("peer_joined")}
 
 

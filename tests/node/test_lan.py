@@ -139,9 +139,9 @@ async def test_a_question_about_another_mesh_is_refused(autojump_clock: trio.abc
 async def test_without_the_port_nothing_is_told(autojump_clock: trio.abc.Clock) -> None:
     async with open_mesh() as mesh:
         founder = await mesh.found("founder")
-        assert founder.node.lan.describe() is None
+        assert founder.node.control_plane.lan.describe() is None
         with_lan = await mesh.found("other", lan=FakeLink().open())
         await trio.sleep(1)
-        described = with_lan.node.lan.describe()
+        described = with_lan.node.control_plane.lan.describe()
         assert described is not None
         assert described["is_told"]

@@ -23,7 +23,9 @@ async def three(mesh: Mesh) -> tuple[MeshNode, MeshNode, MeshNode]:
 
 
 def rtt_us(node: MeshNode, peer: PeerId) -> int | None:
-    return next((estimate.rtt_us for other, estimate in node.node.links.estimates() if other == peer), None)
+    return next(
+        (estimate.rtt_us for other, estimate in node.node.control_plane.links.estimates() if other == peer), None
+    )
 
 
 async def test_round_trips_are_measured_and_shown(autojump_clock: MockClock) -> None:
@@ -33,7 +35,7 @@ async def test_round_trips_are_measured_and_shown(autojump_clock: MockClock) -> 
         mesh.overlay.set_link(a.peer, b.peer, 0.003)
         await trio.sleep(20 * SAMPLE_EVERY_S)
         assert rtt_us(a, founder.peer) == rtt_us(founder, a.peer) == 40_000
-        assert [peer for peer, _ in a.node.links.estimates()] == [b.peer, founder.peer]
+        assert [peer for peer, _ in a.node.control_plane.links.estimates()] == [b.peer, founder.peer]
         shown = a.node.status()["links"][0]
         assert (shown["peer_id"], shown["rtt_us"], shown["path"]) == (b.peer, 3_000, "direct")
 
@@ -43,7 +45,7 @@ async def test_everybody_learns_the_links_between_others(autojump_clock: MockClo
         founder, a, b = await three(mesh)
         mesh.overlay.set_link(a.peer, b.peer, 0.007)
         await trio.sleep(100)
-        matrix = founder.node.links.matrix()
+        matrix = founder.node.control_plane.links.matrix()
         between = matrix.between(a.peer, b.peer)
         assert between is not None
         assert (between.rtt_us, between.is_relayed) == (7_000, False)
@@ -102,8 +104,8 @@ async def test_a_peer_cannot_make_a_link_of_others_look_better(autojump_clock: M
         founder, a, b = await three(mesh)
         mesh.overlay.set_link(a.peer, b.peer, 0.300)
         await trio.sleep(100)
-        links = dict(a.node.links.estimates())
+        links = dict(a.node.control_plane.links.estimates())
         assert links[b.peer].rtt_us == 300_000
-        found = founder.node.links.matrix().between(b.peer, a.peer)
+        found = founder.node.control_plane.links.matrix().between(b.peer, a.peer)
         assert isinstance(found, PairLink)
         assert found.rtt_us == 300_000

@@ -207,7 +207,7 @@ async def test_a_peer_that_was_cut_off_for_long_is_believed_again_once_it_answer
 
 def delay_answers(node: MeshNode, seconds: float) -> None:
     """Its answers to probes take so long from now on."""
-    answer = node.node.liveness._answer_probe
+    answer = node.node.control_plane.liveness._answer_probe
 
     async def slowly(stream: MessageStream, asked: Probe) -> None:
         await trio.sleep(seconds)
@@ -343,8 +343,8 @@ async def test_a_report_counts_once_however_often_it_is_said(autojump_clock: Moc
     async with open_mesh() as mesh:
         founder, a, honest = await crowd(mesh, "a", "honest")
         said = report(founder.node.overlay.mesh_id, "honest", a)
-        note = founder.node.liveness._decode(said)
-        founder.node.liveness._seen[honest.peer, a.peer, note.issued_unix_ms] = None
+        note = founder.node.control_plane.liveness._decode(said)
+        founder.node.control_plane.liveness._seen[honest.peer, a.peer, note.issued_unix_ms] = None
         await honest.network.publish(topic_of(founder.node.overlay.mesh_id), said)
         await trio.sleep(30)
         assert founder.told("reporter_muted") == []
@@ -354,7 +354,7 @@ async def test_notes_that_are_old_foreign_forged_or_too_many_are_not_passed_on(a
     async with open_mesh() as mesh:
         founder, a, b = await crowd(mesh, "a", "b")
         mesh_id = founder.node.overlay.mesh_id
-        is_passed = founder.node.liveness._is_worth_passing
+        is_passed = founder.node.control_plane.liveness._is_worth_passing
         now = MockedClock().unix_ms()
         assert is_passed(report(mesh_id, "b", a))
         assert not is_passed(b"")
@@ -410,13 +410,13 @@ async def test_a_helper_asks_only_for_peers_in_its_view(autojump_clock: MockCloc
 async def test_a_helper_helps_few_at_once(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         founder, a, b = await crowd(mesh, "a", "b")
-        founder.node.liveness._relays = MAX_RELAYS
+        founder.node.control_plane.liveness._relays = MAX_RELAYS
         with pytest.raises(P2PMeshError) as raised:
             await ask_helper(a, founder, b.peer)
         assert raised.value.code is ErrorCode.OVERLOADED
-        founder.node.liveness._relays = 0
+        founder.node.control_plane.liveness._relays = 0
         assert await ask_helper(a, founder, b.peer) != b""
-        assert founder.node.liveness._relays == 0
+        assert founder.node.control_plane.liveness._relays == 0
 
 
 async def test_an_answer_brings_news_to_who_knows_less(autojump_clock: MockClock) -> None:
@@ -467,9 +467,9 @@ async def test_notes_are_heard_beside_every_topic_of_announcements(autojump_cloc
         own = founder.node.overlay.board.own()
         said = replace(own, shard_depth=2, models=(MODEL,))
         bits = shard_bits_of(founder.peer, 2)
-        assert founder.node.liveness._topics_about(said) == (
+        assert founder.node.control_plane.liveness._topics_about(said) == (
             topic_of(mesh_id, bits),
             topic_of(mesh_id, bits[:1]),
             model_topic_of(mesh_id, MODEL.digest),
         )
-        assert a.node.liveness._topics_about(replace(said, shard_depth=0))[0] == topic_of(mesh_id)
+        assert a.node.control_plane.liveness._topics_about(replace(said, shard_depth=0))[0] == topic_of(mesh_id)

@@ -60,8 +60,8 @@ async def test_a_request_elsewhere_makes_one_peer_load_the_model_and_waits_for_i
         assert sum(len(node.told("pipeline_ready")) for node in idle) == 1
         assert "fake" in ingress.node.routable_models()
         (loader,) = (node for node in idle if node.told("load_on_demand"))
-        assert isinstance(loader.node._parts.shelf, FakeShelf)
-        assert loader.node._parts.shelf.holds[MODEL.digest] == 1
+        assert isinstance(loader.node.coordinators.on_demand._allowed.shelf, FakeShelf)
+        assert loader.node.coordinators.on_demand._allowed.shelf.holds[MODEL.digest] == 1
 
 
 async def test_a_model_that_nobody_has_is_refused_at_once_and_counted(autojump_clock: MockClock) -> None:
@@ -107,7 +107,7 @@ async def test_an_idle_model_is_unloaded_and_comes_back_for_a_request(autojump_c
             await trio.sleep(5)
             assert ingress.node.routable_models() == {}
             assert node.node.stages.free_bytes == GIB
-            assert node.node.coordinators == ()
+            assert node.node.coordinators.all() == ()
         assert told_loads(node) == ["no_server"] * 3
         await trio.sleep(600)
         assert told_loads(node) == ["no_server"] * 3  # nobody asks any more
@@ -266,7 +266,7 @@ async def test_a_load_that_fails_is_told_to_who_waits(autojump_clock: MockClock,
         with pytest.raises(Refused, match="damaged" if failure else "no peer loaded it within 60 s") as raised:
             await node.ask(mesh.request())
         assert raised.value.code is ErrorCode.MODEL_NOT_READY
-        assert node.node.on_demand.coordinators == ()
+        assert node.node.coordinators.on_demand.coordinators == ()
         shelf.failure = None
         node.node.stages._memory_bytes = GIB
         await trio.sleep(31)
@@ -320,13 +320,13 @@ async def test_one_file_under_two_names_at_one_node_is_served_under_both(autojum
         node = await mesh.found("node", store=FakeModelStore(MODEL))
         mesh.serve(node, MODEL)
         await node.wait_routable()
-        await node.node.serve_model(replace(MODEL, name="same"), SERVING)
+        await node.node.coordinators.serve_model(replace(MODEL, name="same"), SERVING)
         assert node.told("model_aliased") == [{"model": "same", "served_as": "fake"}]
         request = mesh.request(model="same")
         assert await node.ask(request) == expected(request)
         assert len(node.told("pipeline_ready")) == 1
         with pytest.raises(ConfigError, match="another file as fake"):
-            await node.node.serve_model(replace(OTHER, name="fake"), SERVING)
+            await node.node.coordinators.serve_model(replace(OTHER, name="fake"), SERVING)
 
 
 async def test_a_file_of_the_shelf_that_is_served_elsewhere_under_another_name_is_not_loaded_again(

@@ -78,7 +78,7 @@ async def test_a_plan_counts_what_hops_of_the_nodes_own_runs_took(autojump_clock
         mesh.serve(founder, MODEL, stage_count=2)
         await founder.wait_told("pipeline_ready")
         await trio.sleep(60)  # until links were announced
-        [coordinator] = founder.node.coordinators
+        [coordinator] = founder.node.coordinators.all()
         assert coordinator.run is not None
         timed = replace(coordinator.run.predicted, overhead_us=DEFAULT_POLICY.step_overhead_us + 2 * 5_500)
         coordinator.run.settled(timed)

@@ -156,7 +156,7 @@ async def test_a_lost_stage_goes_to_no_peer_that_failed_lately_where_there_is_an
     async with open_mesh() as mesh:
         driver, other = await chain(mesh, 2)
         spares = sorted([(await mesh.join(f"spare-{n}", driver)).peer for n in range(2)])
-        (coordinator,) = driver.node.coordinators
+        (coordinator,) = driver.node.coordinators.all()
         assert isinstance(coordinator, Coordinator)
         coordinator._candidates.note_failed(spares[0], FAILED_S)
         mesh.overlay.kill(other.peer)
@@ -172,7 +172,7 @@ async def test_engines_are_kept_ready_at_peers_that_did_not_fail_lately_and_may_
         settings = {"wishes": OwnerWishes(max_layers=1)}
         await mesh.join("capped", driver, memory_bytes=4 * GIB, settings=settings)
         spares = sorted([(await mesh.join(f"spare-{n}", driver)).peer for n in range(2)])
-        (coordinator,) = driver.node.coordinators
+        (coordinator,) = driver.node.coordinators.all()
         assert isinstance(coordinator, Coordinator)
         assert coordinator.run is not None
         coordinator._candidates.note_failed(spares[1], FAILED_S)

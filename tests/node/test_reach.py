@@ -42,7 +42,7 @@ async def test_a_node_that_nobody_translates_asks_for_no_relay(autojump_clock: M
             node.network.reach.sights[other.peer] = Sight(OURS, 50_000 + number, 50_000 + number)
             node.network.reach.dial_backs[other.peer] = DialBack.REACHED
         await trio.sleep(60)
-        report = node.node.reach.report()
+        report = node.node.control_plane.reach.report()
         assert (report.verdict, report.nat, report.needs_relay) == (Reachability.PUBLIC, NatKind.NONE, False)
         assert report.relaying.is_announced
         assert node.node.overlay.board.own().is_relay
@@ -59,7 +59,7 @@ async def test_behind_a_nat_it_keeps_places_at_relays_and_announces_them(autojum
         reach.dial_backs = dict.fromkeys((founder.peer, witness.peer), DialBack.FAILED)
         reach.grants = dict.fromkeys((founder.peer, witness.peer), 3600)
         await trio.sleep(60)
-        report = node.node.reach.report()
+        report = node.node.control_plane.reach.report()
         assert (report.verdict, report.nat, report.needs_relay) == (Reachability.PRIVATE, NatKind.CONE, True)
         assert sorted(held.relay for held in report.reservations) == sorted((founder.peer, witness.peer))
         assert reach.besides[1] == tuple(
@@ -78,18 +78,18 @@ async def test_the_only_relay_is_asked_again_after_it_was_away(autojump_clock: M
         translate(node, founder)
         reach.grants = {founder.peer: 3600}
         await trio.sleep(30)
-        assert [held.relay for held in node.node.reach.report().reservations] == [founder.peer]
+        assert [held.relay for held in node.node.control_plane.reach.report().reservations] == [founder.peer]
         assert founder.peer in reach.guests
         reach.grants = {}
         reach.change_paths(founder.peer)
         await trio.sleep(1)
-        assert node.node.reach.report().reservations == ()
+        assert node.node.control_plane.reach.report().reservations == ()
         assert founder.peer not in reach.guests
         assert reach.besides[1] == ()
         reach.grants = {founder.peer: 3600}
         reach.change_paths(founder.peer, direct=True)
         await trio.sleep(10)
-        assert [held.relay for held in node.node.reach.report().reservations] == [founder.peer]
+        assert [held.relay for held in node.node.control_plane.reach.report().reservations] == [founder.peer]
 
 
 async def test_an_address_of_a_relay_that_would_make_our_own_too_long_is_left_out(autojump_clock: MockClock) -> None:
@@ -100,7 +100,7 @@ async def test_an_address_of_a_relay_that_would_make_our_own_too_long_is_left_ou
         reach.grants = dict.fromkeys((founder.peer, witness.peer), 3600)
         reach.dialled[founder.peer] = f"/dns4/{'a' * 450}/tcp/4001"
         await trio.sleep(60)
-        assert {held.relay for held in node.node.reach.report().reservations} >= {witness.peer}
+        assert {held.relay for held in node.node.control_plane.reach.report().reservations} >= {witness.peer}
         assert reach.besides[1]
         assert all(len(f"{text}/p2p/{node.peer}") <= MAX_ADDRESS_BYTES for text in reach.besides[1])
 
@@ -111,7 +111,7 @@ async def test_a_relay_that_is_full_gives_way_to_another(autojump_clock: MockClo
         translate(node, founder, witness)
         node.network.reach.grants = {witness.peer: 3600}
         await trio.sleep(30)
-        assert [held.relay for held in node.node.reach.report().reservations] == [witness.peer]
+        assert [held.relay for held in node.node.control_plane.reach.report().reservations] == [witness.peer]
 
 
 async def test_a_witness_cannot_have_us_seen_on_our_own_machine(autojump_clock: MockClock) -> None:
@@ -119,7 +119,7 @@ async def test_a_witness_cannot_have_us_seen_on_our_own_machine(autojump_clock: 
         founder, _, node = await seen_by_two(mesh)
         node.network.reach.sights[founder.peer] = Sight("127.0.0.1", 50_000, 50_000)
         await trio.sleep(60)
-        report = node.node.reach.report()
+        report = node.node.control_plane.reach.report()
         assert (report.observed_hosts, report.needs_relay) == ((), False)
         assert "/ip4/127.0.0.1/tcp/4001" not in node.network.reach.own
 
@@ -163,7 +163,7 @@ async def test_the_end_that_dialled_waits_for_the_other_to_try(autojump_clock: M
         node.network.reach.change_paths(founder.peer, relayed=True, inbound=False)
         await trio.sleep(100)
         assert node.network.reach.asked == []
-        assert node.node.reach.report().relayed_peers == 1
+        assert node.node.control_plane.reach.report().relayed_peers == 1
 
 
 async def test_what_the_operator_says_of_relaying_holds_whatever_witnesses_say(autojump_clock: MockClock) -> None:

@@ -98,7 +98,7 @@ async def test_a_running_answer_may_finish_where_nobody_else_has_room(autojump_c
         request = one.mesh.request(max_tokens=50)
         async with one.coordinator.node.generate(request) as events:
             one.owner.local = DAY
-            await one.volunteer.node.change_wishes(WHOLE_BYTES, ANYTHING, replace(rules, is_only_idle=True))
+            await one.volunteer.node.giving.change(WHOLE_BYTES, ANYTHING, replace(rules, is_only_idle=True))
             await trio.sleep(1)
             one.volunteer.engine.go_on()
             assert await read_tokens(events) == expected(request)
@@ -136,7 +136,7 @@ async def test_less_memory_moves_what_does_not_fit_any_more(autojump_clock: Mock
     async with shared(SharingRules()) as one:
         await one.coordinator.wait_told("pipeline_ready")
         spare = await one.spare_joins()
-        await one.volunteer.node.change_wishes(1000, ANYTHING, SharingRules())
+        await one.volunteer.node.giving.change(1000, ANYTHING, SharingRules())
         moved = await one.coordinator.wait_told("replanned")
         assert (moved["reason"], moved["stages"][0]["peer_id"]) == ("peer_leaves", spare.peer)
         await one.coordinator.wait_told("pipeline_ready", 2)
@@ -147,7 +147,7 @@ async def test_a_cap_on_layers_counts_at_once(autojump_clock: MockClock) -> None
     async with shared(SharingRules()) as one:
         await one.coordinator.wait_told("pipeline_ready")
         spare = await one.spare_joins()
-        await one.volunteer.node.change_wishes(WHOLE_BYTES, OwnerWishes(max_layers=1), SharingRules())
+        await one.volunteer.node.giving.change(WHOLE_BYTES, OwnerWishes(max_layers=1), SharingRules())
         moved = await one.coordinator.wait_told("replanned")
         assert (moved["reason"], moved["stages"][0]["peer_id"]) == ("peer_leaves", spare.peer)
 
@@ -155,7 +155,7 @@ async def test_a_cap_on_layers_counts_at_once(autojump_clock: MockClock) -> None
 async def test_what_nobody_takes_over_is_ended_when_memory_is_taken_back(autojump_clock: MockClock) -> None:
     async with shared(SharingRules()) as one:
         await one.coordinator.wait_told("pipeline_ready")
-        await one.volunteer.node.change_wishes(1000, ANYTHING, NIGHTS)
+        await one.volunteer.node.giving.change(1000, ANYTHING, NIGHTS)
         withdrawn = await one.coordinator.wait_told("model_withdrawn")
         assert withdrawn["code"] == ErrorCode.MODEL_NOT_READY.value
         assert "does not allow the stage any more" in withdrawn["message"]
@@ -164,10 +164,10 @@ async def test_what_nobody_takes_over_is_ended_when_memory_is_taken_back(autojum
 async def test_rules_that_change_while_it_runs_count_at_once(autojump_clock: MockClock) -> None:
     async with shared(SharingRules(), DAY) as one:
         await one.coordinator.wait_told("pipeline_ready")
-        await one.volunteer.node.change_wishes(WHOLE_BYTES, ANYTHING, NIGHTS)
+        await one.volunteer.node.giving.change(WHOLE_BYTES, ANYTHING, NIGHTS)
         assert (await one.volunteer.wait_told("sharing_changed"))["state"] == "leaving"
         await one.volunteer.wait_told("sharing_changed", 2)
-        await one.volunteer.node.change_wishes(WHOLE_BYTES, ANYTHING, SharingRules())
+        await one.volunteer.node.giving.change(WHOLE_BYTES, ANYTHING, SharingRules())
         assert (await one.volunteer.wait_told("sharing_changed", 3))["state"] == "giving"
         await one.coordinator.wait_told("pipeline_ready", 2)
 
@@ -177,7 +177,7 @@ async def test_an_owner_who_is_there_is_seen_by_rules_that_ask_for_it_first(auto
         await trio.sleep(1)
         one.owner.idle_s = 0
         told = len(one.volunteer.told("sharing_changed"))
-        await one.volunteer.node.change_wishes(WHOLE_BYTES, ANYTHING, IDLE)
+        await one.volunteer.node.giving.change(WHOLE_BYTES, ANYTHING, IDLE)
         await trio.sleep(5)
         assert [fields["state"] for fields in one.volunteer.told("sharing_changed")[told:]] in ([], ["resting"])
 
@@ -245,8 +245,8 @@ async def test_an_owner_who_comes_and_goes_at_once_costs_a_move_and_no_more(auto
 async def test_where_no_owner_can_be_asked_it_gives_at_all_hours(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         node = await mesh.found(memory_bytes=WHOLE_BYTES, settings={"sharing": NIGHTS})
-        await node.node.sharing.change(WHOLE_BYTES // 2, IDLE)
+        await node.node.giving.sharing.change(WHOLE_BYTES // 2, IDLE)
         await trio.sleep(LEAVE_S)
-        assert node.node.sharing.is_giving
+        assert node.node.giving.sharing.is_giving
         assert node.node.stages.memory_bytes == WHOLE_BYTES // 2
         assert node.told("sharing_changed") == []

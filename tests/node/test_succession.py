@@ -189,14 +189,14 @@ async def test_a_successor_that_leaves_gives_its_stage_and_the_run_away(autojump
 async def test_who_loses_a_run_that_it_took_over_serves_its_model_no_more(autojump_clock: MockClock) -> None:
     async with taken_over(has_file=True) as run:
         node = run.first.node
-        assert node.on_demand.find(MODEL.digest) is not None
-        assert [coordinator.is_minding_adopted for coordinator in node.coordinators] == [True]
-        (adopted,) = node.successions.runs
+        assert node.coordinators.on_demand.find(MODEL.digest) is not None
+        assert [coordinator.is_minding_adopted for coordinator in node.coordinators.all()] == [True]
+        (adopted,) = node.coordinators.successions.runs
         ending = RunEnding(ErrorCode.TERM_STALE, "2 of 2 peers have granted a later claim", None, True)
         adopted._end(ending, is_over=False)
         await run.first.wait_told("model_withdrawn")
         await trio.sleep(1)
-        assert node.coordinators == ()
-        assert node.on_demand.find(MODEL.digest) is None
+        assert node.coordinators.all() == ()
+        assert node.coordinators.on_demand.find(MODEL.digest) is None
         assert node.router.expected_reason("fake") is None
         await run.ask()

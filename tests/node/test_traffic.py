@@ -91,7 +91,7 @@ async def test_a_stage_file_waits_for_the_caps_at_both_ends(autojump_clock: Mock
     async with open_mesh() as mesh:
         holder = await mesh.found("holder", memory_bytes=0, store=FakeModelStore(MODEL))
         taker = await mesh.join("taker", holder)
-        traffic = holder.node.traffic if is_sender else taker.node.traffic
+        traffic = holder.node.giving.traffic if is_sender else taker.node.giving.traffic
         traffic.limit(MIB, MIB)
         began_s = trio.current_time()
         for cap in (traffic.up, traffic.down):
@@ -109,8 +109,8 @@ async def test_caps_are_told_to_whoever_plans_and_change_while_it_runs(autojump_
         told = other.node.profiles.find(node.peer)
         assert told is not None
         assert (told.up_bytes_per_s, told.down_bytes_per_s) == (MIB, 0)
-        await node.node.change_wishes(MIB, OwnerWishes(down_bytes_per_s=CAP), SharingRules())
-        assert (node.node.traffic.up.bytes_per_s, node.node.traffic.down.bytes_per_s) == (0, CAP)
+        await node.node.giving.change(MIB, OwnerWishes(down_bytes_per_s=CAP), SharingRules())
+        assert (node.node.giving.traffic.up.bytes_per_s, node.node.giving.traffic.down.bytes_per_s) == (0, CAP)
         known = (await node.node.peers())["peers"][0]
         assert (known["up_bytes_per_s"], known["down_bytes_per_s"]) == (0, CAP)
 
