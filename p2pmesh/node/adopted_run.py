@@ -291,11 +291,11 @@ class AdoptedRun:
         own = self._held.load
         is_of_run = (load.run_id, load.model_digest) == (own.run_id, own.model_digest)
         is_ours = is_of_run and _stages_of(load) == _stages_of(own)
-        if not is_ours or load.stages[load.index].peer_id != peer:
+        if not is_ours or load.stage.peer_id != peer:
             raise RemoteProtocolError(ErrorCode.MESSAGE_UNEXPECTED, "the order of another stage", culprit=peer)
         self._known.note(load)
 
 
 def _stages_of(load: LoadStage) -> list[tuple[PeerId, LayerRange]]:
     """Peers and layers, without the addresses, which each order has as they were then."""
-    return [(PeerId(stage.peer_id), LayerRange(stage.layer_start, stage.layer_end)) for stage in load.stages]
+    return [(PeerId(stage.peer_id), stage.layers) for stage in load.stages]

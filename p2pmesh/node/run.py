@@ -337,7 +337,7 @@ class Run:
         await self._runner.put(coordination.StageReported(index, state))
 
     async def _hold_remote(self, load: LoadStage) -> None:
-        entry = load.stages[load.index]
+        entry = load.stage
         stream = await self._parts.overlay.open_exchange(PeerId(entry.peer_id), load, entry.addresses)
         try:
             await follow_statuses(stream, partial(self._note_status, load.index, partial(stream.send, Done())))

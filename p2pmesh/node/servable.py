@@ -97,7 +97,7 @@ class ServableRun:
 
     def note(self, load: LoadStage) -> None:
         """The order of another stage of the run."""
-        self._orders[_layers(load)] = load
+        self._orders[load.layers] = load
 
     @property
     def is_whole(self) -> bool:
@@ -149,15 +149,15 @@ class ServableRun:
     @property
     def stages(self) -> tuple[PlannedStage, ...]:
         """The run's stages where they are."""
-        entries = ((entry, LayerRange(entry.layer_start, entry.layer_end)) for entry in self._own.stages)
+        needed = ((stage, self._needed_bytes(stage.layers)) for stage in self._own.stages)
         return tuple(
-            PlannedStage(PeerId(entry.peer_id), layers, self._needed_bytes(layers), self._needed_bytes(layers))
-            for entry, layers in entries
+            PlannedStage(PeerId(stage.peer_id), stage.layers, needed_bytes, needed_bytes)
+            for stage, needed_bytes in needed
         )
 
     def _needed_bytes(self, layers: LayerRange) -> int:
         load = self._orders.get(layers)
-        return 0 if load is None else max(load.needed_bytes, load.artifact_bytes)
+        return 0 if load is None else load.reserved_bytes
 
     def make_orders(self) -> Orders:
         """They name the same files again."""
@@ -169,7 +169,7 @@ class _OrdersAgain:
 
     def __init__(self, overlay: Overlay, options: ServingOptions, loads: Iterable[LoadStage]) -> None:
         self._overlay = overlay
-        self._loads = {_layers(load): load for load in loads}
+        self._loads = {load.layers: load for load in loads}
         self.options = options
 
     @property
@@ -193,8 +193,3 @@ class _OrdersAgain:
         run_id, term = ids
         stages = entries_of(self._overlay, placement)
         return replace(load, run_id=run_id, term=term, index=index, stages=stages, is_standby=False)
-
-
-def _layers(load: LoadStage) -> LayerRange:
-    entry = load.stages[load.index]
-    return LayerRange(entry.layer_start, entry.layer_end)

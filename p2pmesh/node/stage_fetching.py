@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import trio
 
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable, Refused, RemoteProtocolError
-from p2pmesh.base.ids import Digest, LayerRange, PeerId
+from p2pmesh.base.ids import Digest, PeerId
 from p2pmesh.core.coordination import StageState
 from p2pmesh.node.artifact_sources import FileOrigin, WantedFile
 from p2pmesh.node.artifacts import TELL_AGAIN_S, Artifacts
@@ -76,7 +76,7 @@ class StageFetching:
             await report_status(_downloading(load, done_bytes, load.artifact_bytes))
 
         wanted = WantedFile(Digest(load.artifact_digest), load.artifact_bytes, Digest(load.pieces_digest))
-        origin = FileOrigin(source, _addresses(load, source), Digest(load.model_digest), _layers_of(load))
+        origin = FileOrigin(source, _addresses(load, source), Digest(load.model_digest), load.layers)
         return await self._artifacts.obtain(wanted, origin, progress)
 
 
@@ -138,7 +138,7 @@ class _Assembly:
             await self._fetch_all()
             by_digest = {artifact.digest: artifact for artifact in self.held}
             fragments = tuple(by_digest[Digest(entry.digest)] for entry in self.load.fragments)
-            layers = _layers_of(self.load)
+            layers = self.load.layers
             artifact = await self.store.assemble(fragments, Digest(self.load.model_digest), layers)
         finally:
             for fragment in self.held:
@@ -191,8 +191,3 @@ def _downloading(load: LoadStage, done_bytes: int, total_bytes: int) -> StageSta
 
 def _addresses(load: LoadStage, source: PeerId) -> tuple[str, ...]:
     return next((stage.addresses for stage in load.stages if stage.peer_id == source), ())
-
-
-def _layers_of(load: LoadStage) -> LayerRange:
-    entry = load.stages[load.index]
-    return LayerRange(entry.layer_start, entry.layer_end)

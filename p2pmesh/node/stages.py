@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
-from p2pmesh.base.ids import Digest, LayerRange, PeerId, ranges_tile
+from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.quantities import format_size
 from p2pmesh.core.coordination import StageState
 from p2pmesh.core.owner_wishes import ANYTHING, OwnerWishes
@@ -83,7 +83,7 @@ class HeldStage:
     @property
     def layers(self) -> LayerRange:
         """Of the model."""
-        return _layers_of(self.load)
+        return self.load.layers
 
     @property
     def is_ready(self) -> bool:
@@ -211,11 +211,11 @@ class Stages:
         """Stages that the owner allows no more: those of no wish, and the largest until the others fit the offer."""
         found: list[HeldStage] = []
         over_bytes = self._reserved_bytes - self._memory_bytes
-        for held in sorted(self._held.values(), key=lambda one: (-_reserved_bytes(one.load), one.load.run_id)):
+        for held in sorted(self._held.values(), key=lambda one: (-one.load.reserved_bytes, one.load.run_id)):
             is_refused = self._closed or self.wishes.refusal(held.load.model, held.load.model_digest, held.layers)
             if is_refused or over_bytes > 0:
                 found.append(held)
-                over_bytes -= _reserved_bytes(held.load)
+                over_bytes -= held.load.reserved_bytes
         return tuple(found)
 
     def end_unwanted(self, cause: P2PMeshError) -> None:
@@ -239,7 +239,7 @@ class Stages:
         """What a stage of a model may take; that of the run before it will have ended by then."""
         if self.is_leaving:
             return 0
-        own_bytes = (_reserved_bytes(held.load) for held in self._held.values() if held.load.model_digest == model)
+        own_bytes = (held.load.reserved_bytes for held in self._held.values() if held.load.model_digest == model)
         return self._memory_bytes - self._reserved_bytes + sum(own_bytes)
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -300,12 +300,13 @@ class Stages:
 
     def _check_order(self, load: LoadStage) -> None:
         """It is for this peer, which stays, and within what our owner gives."""
-        _check_load(load, self._overlay.own_peer)
+        if load.stage.peer_id != self._overlay.own_peer:
+            raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, "the stage to load is another peer's")
         if self._closed:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, self._closed)
         if self.is_leaving:
             raise Refused(ErrorCode.SHUTTING_DOWN, "this peer is leaving; place the stage on another")
-        refusal = self.wishes.refusal(load.model, load.model_digest, _layers_of(load))
+        refusal = self.wishes.refusal(load.model, load.model_digest, load.layers)
         if refusal is not None:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, refusal)
 
@@ -357,7 +358,7 @@ class Stages:
         with self._counted():
             await self._wait_for_run_before(load)
             self._parts.claims.note_stage_begun(load.model_digest, load.run_id)
-            async with self._reserve(_reserved_bytes(load)):
+            async with self._reserve(load.reserved_bytes):
                 artifact = await self._obtain(load, source, report_status)
                 try:
                     await self._check_memory(load, artifact)
@@ -415,7 +416,7 @@ class Stages:
     async def _check_memory(self, load: LoadStage, artifact: StageArtifact) -> None:
         """What a coordinator says a stage needs is not believed: the file itself tells."""
         needed = await self._parts.store.stage_memory_bytes(artifact, load.context_tokens, load.lanes)
-        reserved = _reserved_bytes(load)
+        reserved = load.reserved_bytes
         if needed > reserved:
             text = f"the stage needs {format_size(needed)}, its coordinator asked for {format_size(reserved)}"
             raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
@@ -442,7 +443,7 @@ class Stages:
 
     async def _run(self, held: HeldStage, artifact: StageArtifact, loaded: trio.CancelScope) -> None:
         load = held.load
-        spec, size_bytes = _spec_of(load, artifact), _reserved_bytes(load)
+        spec, size_bytes = _spec_of(load, artifact), load.reserved_bytes
         if not self._shelf.has(spec):
             await self._shelf.make_room(0)
         async with self._shelf.borrow(spec, size_bytes) as engine:
@@ -480,7 +481,7 @@ class Stages:
     async def _stand_by(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> None:
         """An engine that waits for the stage, should its peer be lost; only where there is room that nobody wants."""
         self._check_order(load)
-        size_bytes = _reserved_bytes(load)
+        size_bytes = load.reserved_bytes
         if not self.takes_spares():
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "little memory is left on this peer; it keeps no spare engine")
         if self._shelf.waiting_bytes + size_bytes > self.free_bytes:
@@ -512,7 +513,7 @@ class Stages:
 
     async def _find_or_fetch(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
         store = self._parts.store
-        layers = _layers_of(load)
+        layers = load.layers
         model = await store.find_by_digest(Digest(load.model_digest), load.model_bytes)
         if model is not None:
             artifact = await store.cut(model, layers)
@@ -609,28 +610,11 @@ async def _drop(_: object) -> None:
     """A stage that is no driver has nobody here to deliver to."""
 
 
-def _check_load(load: LoadStage, own_peer: PeerId) -> None:
-    ranges = tuple(LayerRange(s.layer_start, s.layer_end) for s in load.stages if s.layer_start < s.layer_end)
-    if len(ranges) != len(load.stages) or not ranges_tile(ranges, load.layer_count):
-        raise RemoteProtocolError(ErrorCode.MESSAGE_MALFORMED, "the stages do not tile the model's layers")
-    if load.index >= len(load.stages) or load.stages[load.index].peer_id != own_peer:
-        raise RemoteProtocolError(ErrorCode.NOT_IN_PLACEMENT, "the stage to load is another peer's")
-
-
-def _reserved_bytes(load: LoadStage) -> int:
-    return max(load.needed_bytes, load.artifact_bytes)
-
-
-def _layers_of(load: LoadStage) -> LayerRange:
-    entry = load.stages[load.index]
-    return LayerRange(entry.layer_start, entry.layer_end)
-
-
 def _spec_of(load: LoadStage, artifact: StageArtifact) -> EngineSpec:
     return EngineSpec(
         artifact_path=artifact.path,
         artifact_digest=artifact.digest,
-        layers=_layers_of(load),
+        layers=load.layers,
         layer_count=load.layer_count,
         context_tokens=load.context_tokens,
         lanes=load.lanes,
@@ -663,5 +647,5 @@ def _cost_of(counts: TransferCounts) -> dict[str, object]:
 
 
 def _stage_fields(load: LoadStage) -> dict[str, object]:
-    layers = _layers_of(load)
+    layers = load.layers
     return {"model": load.model, "run_id": load.run_id.hex(), "stage": load.index, "layers": [layers.start, layers.end]}

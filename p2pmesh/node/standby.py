@@ -146,7 +146,7 @@ class Standbys:
                 self._refused_until[standby.peer] = trio.current_time() + REFUSED_AGAIN_S
 
     async def _follow(self, load: LoadStage, standby: _Standby) -> None:
-        stream = await self._overlay.open_exchange(standby.peer, load, load.stages[load.index].addresses)
+        stream = await self._overlay.open_exchange(standby.peer, load, load.stage.addresses)
         try:
             ends_at = trio.current_time() + longest_load_s(load)
             while True:

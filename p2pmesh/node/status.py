@@ -174,7 +174,7 @@ def _describe_model(model: ServedModel) -> dict[str, Any]:
 
 
 def _describe_stage(run: StageRun) -> dict[str, Any]:
-    entry = run.load.stages[run.load.index]
+    entry = run.load.stage
     facts = run.engine.facts
     return {
         "model": run.load.model,

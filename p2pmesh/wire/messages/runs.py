@@ -32,6 +32,11 @@ class StageEntry:
     def __post_init__(self) -> None:
         check_layers("stage", self.layer_start, self.layer_end)
 
+    @property
+    def layers(self) -> LayerRange:
+        """Those that it holds."""
+        return LayerRange(self.layer_start, self.layer_end)
+
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -72,10 +77,25 @@ class LoadStage:
     def __post_init__(self) -> None:
         if self.index >= len(self.stages):
             raise malformed("load_stage", f"index {self.index} of {len(self.stages)} stages")
-        if not ranges_tile(tuple(LayerRange(s.layer_start, s.layer_end) for s in self.stages), self.layer_count):
+        if not ranges_tile(tuple(stage.layers for stage in self.stages), self.layer_count):
             raise malformed("load_stage", f"the stages do not cover layers [0, {self.layer_count}) once each")
         if len({s.peer_id for s in self.stages}) < len(self.stages):
             raise malformed("load_stage", "a peer holds two stages")
+
+    @property
+    def stage(self) -> StageEntry:
+        """The one that is to be held."""
+        return self.stages[self.index]
+
+    @property
+    def layers(self) -> LayerRange:
+        """Of that stage."""
+        return self.stage.layers
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that is kept for that stage: whatever is said that it needs, it holds its file."""
+        return max(self.needed_bytes, self.artifact_bytes)
 
 
 @dataclass(frozen=True, slots=True)
