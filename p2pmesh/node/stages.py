@@ -32,6 +32,7 @@ from p2pmesh.node.run_table import MAX_RUNS, RunTable
 from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stage_fetching import StageFetching, telling
 from p2pmesh.node.stage_run import StageRun
+from p2pmesh.node.standby_room import StandbyRoom
 from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
@@ -42,8 +43,6 @@ from p2pmesh.wire.stage import WireDtype
 
 ReportStatus = Callable[[StageStatus], Awaitable[None]]
 MAX_LOADING = 4
-MAX_WAITING_FOR_A_PEER = 8
-"""Spare engines that one coordinator may have kept here."""
 RELEASE_S = 3.0
 """A stage that is ending gives its memory and its engine back within this time."""
 IDLE_FOREVER_S = 365 * 24 * 3600.0
@@ -148,10 +147,7 @@ class Stages:
         self._reserved_bytes = 0
         self._released = Changes()
         self._shelf = EngineShelf(parts.launcher, lambda: self.free_bytes)
-        self._standing_by = 0
-        self._standbys = 0
-        self._standbys_of: list[tuple[PeerId, trio.Event]] = []
-        """Who wants each of them, and whether it is up."""
+        self._standbys = StandbyRoom(MAX_WAITING, MAX_LOADING)
         self._holds = 0
         self._held: dict[bytes, HeldStage] = {}
         self._nursery: trio.Nursery | None = None
@@ -381,29 +377,6 @@ class Stages:
         finally:
             self._holds -= 1
 
-    @contextmanager
-    def _counted_standby(self, source: PeerId) -> Iterator[trio.Event]:
-        """Apart from stages: engines that are wanted in case keep no run from loading, nor one peer's all others'.
-
-        What it gives is set once the engine is up.
-        """
-        loading = self._standbys - self._standing_by
-        if self._standbys >= MAX_WAITING or loading >= MAX_LOADING:
-            text = f"this peer keeps {self._standing_by} engines ready and loads {loading}; try again later"
-            raise Refused(ErrorCode.OVERLOADED, text)
-        theirs = [is_up for peer, is_up in self._standbys_of if peer == source]
-        if len(theirs) >= MAX_WAITING_FOR_A_PEER or sum(not is_up.is_set() for is_up in theirs) >= MAX_LOADING - 1:
-            text = f"this peer keeps or loads {len(theirs)} engines for you, and leaves room for others"
-            raise Refused(ErrorCode.OVERLOADED, text)
-        standby = (source, trio.Event())
-        self._standbys_of.append(standby)
-        self._standbys += 1
-        try:
-            yield standby[1]
-        finally:
-            self._standbys -= 1
-            self._standbys_of.remove(standby)
-
     async def _wait_for_run_before(self, load: LoadStage) -> None:
         """The stage of a run that this one replaces gives its engine back first."""
         with trio.move_on_after(RELEASE_S):
@@ -487,10 +460,9 @@ class Stages:
         if self._shelf.waiting_bytes + size_bytes > self.free_bytes:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "there is no room for a spare engine here")
 
-        with self._counted_standby(source) as is_up:
+        with self._standbys.taken_for(source) as is_up:
 
             async def ready() -> None:
-                self._standing_by += 1
                 is_up.set()
                 await report_status(_status(load, StageState.READY))
 
@@ -499,7 +471,6 @@ class Stages:
                 await self._check_memory(load, artifact)
                 await self._shelf.keep_ready(_spec_of(load, artifact), size_bytes, ready)
             finally:
-                self._standing_by -= is_up.is_set()
                 self._parts.store.release(artifact.digest)
 
     async def _obtain(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
