@@ -121,7 +121,7 @@ class AdoptedRun:
 
     def _estimate(self, measured: MeasuredRun | None) -> StepEstimate | None:
         minder, placement = self._minder, self._placement
-        return None if minder is None or placement is None else minder.estimate(placement, measured)
+        return None if minder is None or placement is None else minder.plans.estimate(placement, measured)
 
     def described_standbys(self) -> list[dict[str, object]]:
         """As ``Coordinator``'s, where engines can be kept ready."""
@@ -184,7 +184,7 @@ class AdoptedRun:
             minder.adopt(self)
 
     def _placed_by(self, minder: Coordinator | None) -> Placement | None:
-        return minder.placed(self._known.stages) if minder is not None and self._known.is_whole else None
+        return minder.plans.of_stages(self._known.stages) if minder is not None and self._known.is_whole else None
 
     def _note_over(self, ending: RunEnding) -> None:
         minder = self._find_minder()

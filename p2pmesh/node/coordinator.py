@@ -18,22 +18,19 @@ from p2pmesh.core import replanning
 from p2pmesh.core.claims import Claim, ClaimHeld, ClaimLost
 from p2pmesh.core.coordination import accused_stage
 from p2pmesh.core.next_run import RunOutcome, RunPacing
-from p2pmesh.core.owner_wishes import excludes
-from p2pmesh.core.planning.kept import plan_kept, plan_replacement
-from p2pmesh.core.planning.outcome import MeasuredRun, Placement, PlacementRefusal, PlannedStage, StepEstimate
+from p2pmesh.core.planning.outcome import Placement, PlacementRefusal, StepEstimate
 from p2pmesh.core.planning.planner import plan_placement
-from p2pmesh.core.planning.pricing import Prices
-from p2pmesh.core.planning.request import LeftOut, PlanningPeer, PlanRequest
-from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates, is_spared
+from p2pmesh.core.planning.request import PlanRequest
+from p2pmesh.node.candidates import MEET_AGAIN_S, Candidates
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.moving import MovableRun, Mover, Planning
+from p2pmesh.node.plans import Plans
 from p2pmesh.node.predictions import describe_sum
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.run import CoordinatorParts, Run, RunEnding, ranges_of
 from p2pmesh.node.servable import Servable
 from p2pmesh.node.serving_options import ServingOptions
-from p2pmesh.node.stage_orders import Orders
 from p2pmesh.node.standby import Standbys
 from p2pmesh.wire.messages.runs import LoadStage
 
@@ -57,13 +54,12 @@ class Coordinator:
     def __init__(self, parts: CoordinatorParts, model: Servable, options: ServingOptions, report: Report) -> None:
         self._parts = parts
         self._model = model
-        self._options = options
+        self.options = options
         self._report = report
         self._candidates = Candidates(parts.overlay, parts.clock)
-        self._standbys = Standbys(parts.overlay, self._request_for_spares, self._standby_order)
+        self.plans = Plans(parts, model, self._candidates, options.stage_count)
+        self._standbys = Standbys(parts.overlay, self.plans.request_for_spares, self._standby_order)
         self._mover = self._make_mover()
-        self._last: tuple[PlannedStage, ...] = ()
-        """Stages of the run that serves or served last, which a family with states goes back to."""
         self.run: Run | None = None
         self._adopted: MovableRun | None = None
         """Another's run that was taken over here, and is minded as one of our own."""
@@ -85,22 +81,18 @@ class Coordinator:
         """Of the whole model."""
         return self._model.digest
 
-    @property
-    def options(self) -> ServingOptions:
-        """How the model is served."""
-        return self._options
-
     def gives(self, digest: Digest, peer: PeerId) -> bool:
         """Whether the peer needs this file for a stage, now or in case."""
         is_of_run = self.run is not None and self.run.gives(digest, peer)
         return is_of_run or self._standbys.gives(digest, peer) or self._mover.gives(digest, peer)
 
     def _make_mover(self) -> Mover:
-        parts, wait_s = self._parts, self._options.replan_after_s
+        parts, wait_s = self._parts, self.options.replan_after_s
         draw = int.from_bytes(parts.entropy.random_bytes(4), "big") % replanning.MAX_JITTER
         machine = replanning.Replanner(replanning.ReplanPolicy.after(wait_s), draw)
         planning = Planning(
-            self._request_for_move, plan_placement, self._standby_order, self._without_leaving,
+            self._request_for_move, plan_placement, self._standby_order,
+            lambda standing: self.plans.without_leaving(standing, self._standbys.peer_for),
             lambda layers: self._standbys.peer_for(layers), self._candidates.meet, self._model.is_by_orders,
         )  # fmt: skip
         return Mover(parts.overlay, parts.drivers, (machine, parts.clock), planning, self._report)
@@ -108,15 +100,12 @@ class Coordinator:
     @asynccontextmanager
     async def _standby_order(self, placement: Placement, index: int) -> AsyncIterator[LoadStage]:
         """For an engine that shall wait, under an id of no run."""
-        orders = self._make_orders()
+        orders = self._model.make_orders()
         try:
             order = await orders.make(placement, index, (self._parts.entropy.random_bytes(ID_BYTES), 1))
             yield replace(order, is_standby=True)
         finally:
             orders.release()
-
-    def _make_orders(self) -> Orders:
-        return self._model.make_orders()
 
     async def serve(self) -> None:
         """Until cancelled; raises ``Refused`` only when no further peer could ever help."""
@@ -176,13 +165,6 @@ class Coordinator:
         broken, ending, moved = inherited
         return moved or self._replace(broken, ending)
 
-    def placed(self, stages: tuple[PlannedStage, ...]) -> Placement | None:
-        """Stages as a placement, while the peers of all of them are known."""
-        request = self._request()
-        known = {peer.peer_id for peer in request.peers}
-        planned = plan_kept(replace(request, kept=stages)) if known >= {stage.peer_id for stage in stages} else None
-        return planned if isinstance(planned, Placement) else None
-
     async def _serve(self) -> None:
         pacing = RunPacing()
         placement: Placement | None = None
@@ -211,31 +193,15 @@ class Coordinator:
         is_cut_off = ending.code is ErrorCode.PEER_UNREACHABLE and not out
         planned: Placement | None = None
         if is_cut_off and ending.index is not None:
-            planned = self._replace_at(broken, None, (broken.stages[ending.index].peer_id,))
+            planned = self.plans.replacing(
+                broken, None, (broken.stages[ending.index].peer_id,), self._standbys.peer_for
+            )
         lost = ending.index if ending.code in _ENGINE_DEATHS else None
-        planned = planned or self._replace_at(broken, lost, out)
+        planned = planned or self.plans.replacing(broken, lost, out, self._standbys.peer_for)
         if planned is None:
             return None
         self._report("placement", describe_placement(self._model.name, planned))
         return planned
-
-    def _replace_at(self, broken: Placement, lost: int | None, out: tuple[PeerId, ...]) -> Placement | None:
-        """Over peers whose stages did not fail lately, where those suffice."""
-        for request in (self._request_beside(broken), self._request()):
-            planned = plan_replacement(request, broken, lost, out, self._standbys.peer_for)
-            if isinstance(planned, Placement):
-                return planned
-        return None
-
-    def _without_leaving(self, standing: Placement) -> Placement | None:
-        """The stages of peers that leave elsewhere, those of the others where they are."""
-        request = self._request()
-        by_id = {peer.peer_id: peer for peer in request.peers}
-        leaving = tuple(
-            stage.peer_id for stage in standing.stages if replanning.is_unwanted(by_id.get(stage.peer_id), stage)
-        )
-        planned = plan_replacement(request, standing, None, leaving, self._standbys.peer_for)
-        return planned if isinstance(planned, Placement) else None
 
     async def leave_run(self) -> None:
         """This node goes: a run that serves without it is left to its other peers, once it has moved off this node."""
@@ -255,8 +221,8 @@ class Coordinator:
             outcome = await held.settled()
             if not self._is_claimed(outcome):
                 return None
-            run = self.run = Run(self._parts, self._make_orders(), placement, self._report, held)
-            run.estimate = partial(self.estimate, placement)
+            run = self.run = Run(self._parts, self._model.make_orders(), placement, self._report, held)
+            run.estimate = partial(self.plans.estimate, placement)
             run.probe_steps = probe_steps
             run.serves = partial(self._note_serving, run)
             run.leaves = self.note_leaving
@@ -270,7 +236,7 @@ class Coordinator:
 
     def _note_serving(self, run: MovableRun, placement: Placement) -> None:
         self._standbys.want(placement)
-        self._last = placement.stages
+        self.plans.last = placement.stages
         self._mover.note_serving(run)
         self._is_moving = False
         self._settled.mark()
@@ -354,7 +320,7 @@ class Coordinator:
                 return inherited, 0
             seen = self._parts.overlay.board.changes.count
             await self._parts.profiles.refresh()
-            planned = self._plan()
+            planned = self.plans.make()
             if isinstance(planned, Placement):
                 self._report("placement", describe_placement(self._model.name, planned))
                 return planned, PROBE_STEPS
@@ -377,64 +343,10 @@ class Coordinator:
         meanwhile = "; until then requests here are answered through that run"
         return refusal.text + meanwhile * (is_served and self._candidates.leased_count > 0)
 
-    def _plan(self) -> Placement | PlacementRefusal:
-        """Over peers whose stages did not fail lately, where those suffice."""
-        if self._candidates.has_failed:
-            planned = plan_placement(self._request(with_failed=False))
-            if isinstance(planned, Placement):
-                return planned
-        return plan_placement(self._request())
-
-    def estimate(self, placement: Placement, measured: MeasuredRun | None) -> StepEstimate:
-        """What a token takes in a placement that stands, by what is known of links and speeds now."""
-        return Prices(self._request()).estimate(placement.stages, measured)
-
-    def _request_for_spares(self) -> PlanRequest:
-        """Peers whose stages failed lately are to be spared: engines are kept ready at others first."""
-        request = self._request()
-        well = {peer.peer_id for peer in self._request(with_failed=False).peers}
-        peers = (replace(peer, is_spared=peer.is_spared or peer.peer_id not in well) for peer in request.peers)
-        return replace(request, peers=tuple(peers))
-
     def _request_for_move(self) -> PlanRequest:
         """No run that serves moves to a peer that failed lately."""
         standing = self._mover.standing
-        return self._request() if standing is None else self._request_beside(standing)
-
-    def _request_beside(self, run: Placement) -> PlanRequest:
-        """The run's own peers, and others whose stages did not fail lately."""
-        request = self._request()
-        if not self._candidates.has_failed:
-            return request
-        kept = {stage.peer_id for stage in run.stages}
-        kept |= {peer.peer_id for peer in self._request(with_failed=False).peers}
-        return replace(request, peers=tuple(peer for peer in request.peers if peer.peer_id in kept))
-
-    def _request(self, *, with_failed: bool = True) -> PlanRequest:
-        own_peer = self._parts.overlay.own_peer
-        stages = self._parts.stages
-        said = self._parts.overlay.board.own()
-        own = PlanningPeer(
-            own_peer,
-            stages.free_bytes,
-            has_model=True,
-            most_bytes=stages.memory_bytes,
-            decode_bytes_per_s=stages.decode_bytes_per_s,
-            most_layers=stages.wishes.max_layers,
-            is_excluded=stages.is_leaving
-            or excludes(stages.wishes.excluded_models, self._model.name, self._model.digest),
-            is_spared=is_spared(said),
-        )
-        others = self._candidates.admitted(self._model.digest, with_failed=with_failed)
-        reads = sum(self._model.planning.reads) + self._model.planning.output_reads
-        peers = self._parts.profiles.refined((own, *others), self._model, reads)
-        links = self._parts.links.matrix()
-        count = self._options.stage_count
-        willing = {peer.peer_id for peer in peers if not peer.is_excluded}
-        kept = tuple(stage for stage in self._last if stage.peer_id in willing)
-        policy = self._parts.hop_costs.policy
-        left_out = LeftOut(self._candidates.leased_count, self._parts.claims.policy.lease_us)
-        return PlanRequest(self._model.planning, peers, own_peer, count, links, kept, policy=policy, left_out=left_out)
+        return self.plans.request() if standing is None else self.plans.request_beside(standing)
 
 
 def _outcome_of(ending: RunEnding | None) -> RunOutcome:
