@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.app.option_checks import invalid
 from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.guardrails.policy import GuardrailMode, GuardrailPolicy
 from p2pmesh.core.mixture.roles import LEAST_MODELS, MixturePolicy, RoleLimits
@@ -86,7 +86,7 @@ def read_guardrails(mode: str, texts: Iterable[str]) -> GuardrailPolicy:
     policy = _read("--guardrail-option", texts, GUARDRAIL_OPTIONS, GuardrailPolicy(GuardrailMode(mode)))
     if policy.compact_to_percent > policy.compact_from_percent:
         text = f"{policy.compact_to_percent} % is more than compact-from, {policy.compact_from_percent} %"
-        raise _invalid(f"--guardrail-option compact-to: {text}")
+        raise invalid(f"--guardrail-option compact-to: {text}")
     return policy
 
 
@@ -95,7 +95,7 @@ def _read(flag: str, texts: Iterable[str], options: Mapping[str, Option[P]], pol
         name, mark, value = text.partition("=")
         option = options.get(name)
         if not mark or option is None:
-            raise _invalid(f"{flag} {text[:40]!r}: write NAME=VALUE, with one of {', '.join(options)}")
+            raise invalid(f"{flag} {text[:40]!r}: write NAME=VALUE, with one of {', '.join(options)}")
         policy = option.apply(policy, _number(f"{flag} {name}", value, option))
     return policy
 
@@ -107,9 +107,5 @@ def _number(what: str, text: str, option: Option[P]) -> float:
         value = float("nan")
     if not option.least <= value <= option.most or (option.is_whole and value != int(value)):
         kind = "a whole number" if option.is_whole else "a number"
-        raise _invalid(f"{what} must be {kind} of {option.least:g} to {option.most:g}, not {text[:20]!r}")
+        raise invalid(f"{what} must be {kind} of {option.least:g} to {option.most:g}, not {text[:20]!r}")
     return value
-
-
-def _invalid(message: str) -> ConfigError:
-    return ConfigError(ErrorCode.CONFIG_INVALID, message)

@@ -21,8 +21,8 @@ from p2pmesh.adapters.llama.plain_loop import measure_plain_decode
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_engine import measure_engine_decode, whole_model_spec
 from p2pmesh.app.bench_nodes import BenchNodes, ended_by_signals, open_nodes
+from p2pmesh.app.bench_options import BenchDecodeOptions
 from p2pmesh.app.bench_stream import stream_token_times, tokens_per_s
-from p2pmesh.app.config import BenchDecodeOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.ports.models import ModelFile

@@ -21,8 +21,8 @@ import trio
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_driver import ANSWER, cpu_line, drive_line
 from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess, open_nodes
+from p2pmesh.app.bench_options import BenchApiOptions
 from p2pmesh.app.bench_stream import stream_token_times
-from p2pmesh.app.config import BenchApiOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.ports.models import ModelFile

@@ -27,8 +27,8 @@ from p2pmesh.adapters.identity import Ed25519Verifier, NodeIdentity
 from p2pmesh.adapters.nostr.keys import PublisherKey
 from p2pmesh.adapters.nostr.relays import NostrRelays, RelaySettings
 from p2pmesh.app.bench_nodes import BenchNodes, open_nodes
+from p2pmesh.app.bench_options import BenchDiscoveryOptions
 from p2pmesh.app.claims import now_unix_ms
-from p2pmesh.app.config import BenchDiscoveryOptions
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import ID_BYTES
 from p2pmesh.base.limits import PROTOCOL_GENERATION

@@ -19,8 +19,8 @@ from typing import Any, TextIO
 import trio
 
 from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess, open_nodes
+from p2pmesh.app.bench_options import BenchOverlayOptions
 from p2pmesh.app.claims import now_unix_ms
-from p2pmesh.app.config import BenchOverlayOptions
 from p2pmesh.base.errors import Refused
 from p2pmesh.base.quantities import KIB
 

@@ -17,8 +17,8 @@ import trio
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_nodes import BenchNodes, open_nodes
+from p2pmesh.app.bench_options import BenchPrefixOptions
 from p2pmesh.app.bench_stream import stream_token_times
-from p2pmesh.app.config import BenchPrefixOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.ports.models import ModelFile
 

@@ -23,7 +23,7 @@ from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.adapters.processors import usable_threads
 from p2pmesh.app.bench_llama_server import cpu_seconds, open_llama_server
 from p2pmesh.app.bench_nodes import open_nodes
-from p2pmesh.app.config import BenchStreamsOptions
+from p2pmesh.app.bench_options import BenchStreamsOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.ports.models import ModelFile

@@ -19,9 +19,9 @@ import trio
 
 from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_nodes import BenchNodes, NodeProcess, open_nodes
+from p2pmesh.app.bench_options import BenchTpotOptions
 from p2pmesh.app.bench_stream import stream_token_times, tokens_per_s
 from p2pmesh.app.client import ask_console
-from p2pmesh.app.config import BenchTpotOptions
 from p2pmesh.app.delay_links import free_ports, measure_excess_us, open_delayed_fronts
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ErrorCode, Refused

@@ -19,10 +19,10 @@ from p2pmesh.adapters.model_packages import DEMO_MODEL
 from p2pmesh.app.bench_nodes import open_nodes
 from p2pmesh.app.chaos_faults import ENDS_NODE, Case, Fault, FaultKind, choose_cases, inflict, plan_cases, plan_faults
 from p2pmesh.app.chaos_memory import MemoryWatch
+from p2pmesh.app.chaos_options import ChaosOptions
 from p2pmesh.app.chaos_overlay import ChaosOverlay
 from p2pmesh.app.chaos_report import Struck, Tally, describe_chaos, describe_memory
 from p2pmesh.app.chaos_requests import ANSWER_S, QUESTIONS, ask, ask_undisturbed, question
-from p2pmesh.app.config import ChaosOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId

@@ -14,9 +14,9 @@ import trio
 from p2pmesh.app.bench_nodes import BenchNodes, Event, NodeProcess
 from p2pmesh.app.chaos_faults import Victim, engines_of
 from p2pmesh.app.chaos_links import Links, free_port
+from p2pmesh.app.chaos_options import ChaosOptions
 from p2pmesh.app.chaos_report import Tally
 from p2pmesh.app.client import ask_console
-from p2pmesh.app.config import ChaosOptions
 from p2pmesh.base.errors import P2PMeshError
 
 COORDINATOR = "coordinator"

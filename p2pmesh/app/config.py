@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from p2pmesh.app.option_checks import MAX_CONTEXT_TOKENS, check_range, invalid
 from p2pmesh.app.pool_options import PoolChoice, check_pool_choice
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import OwnerId, is_owner_id
@@ -50,7 +51,6 @@ DEFAULT_API_HOST = "127.0.0.1"
 DEFAULT_API_PORT = 9337
 DEFAULT_CONSOLE_PORT = 3131
 MIN_CONTEXT_TOKENS = 64
-MAX_CONTEXT_TOKENS = 16_777_216
 MAX_PORT = 65_535
 MAX_DEVICES = 64
 MAX_IDLE_UNLOAD_S = 2_592_000
@@ -96,13 +96,13 @@ class RequirementOptions:
     version_max: str | None = None
 
     def __post_init__(self) -> None:
-        _check_range("the number of --allow-owner", len(self.owners), 0, MAX_MESH_OWNERS)
+        check_range("the number of --allow-owner", len(self.owners), 0, MAX_MESH_OWNERS)
         for owner in self.owners:
             if not is_owner_id(owner):
-                raise _invalid("--allow-owner takes an owner id, 64 hex digits; `p2pmesh auth status` shows yours")
+                raise invalid("--allow-owner takes an owner id, 64 hex digits; `p2pmesh auth status` shows yours")
         for name, version in (("--min-version", self.version_min), ("--max-version", self.version_max)):
             if version is not None and (len(version) > MAX_VERSION_BYTES or parse_version(version) is None):
-                raise _invalid(f"{name} {version[:40]!r} is no version; write for example 0.2.0")
+                raise invalid(f"{name} {version[:40]!r} is no version; write for example 0.2.0")
 
     @property
     def is_empty(self) -> bool:
@@ -179,25 +179,23 @@ class UpOptions:
     niceness: int | None = None
 
     def __post_init__(self) -> None:
-        _check_range("--port", self.port, 0, MAX_PORT)
-        _check_range("--console-port", self.console_port, 0, MAX_PORT)
-        _check_range("--ctx-size", self.context_tokens, MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
-        _check_range("--lanes", self.lanes, 1, MAX_LANES)
-        _check_range("the number of --model", len(self.models), 0, MAX_ANNOUNCED_MODELS)
-        _check_range("the number of --listen", len(self.listen), 0, MAX_ADDRESSES)
-        _check_range("the number of --announce", len(self.announce), 0, MAX_ADDRESSES)
+        check_range("--port", self.port, 0, MAX_PORT)
+        check_range("--console-port", self.console_port, 0, MAX_PORT)
+        check_range("--ctx-size", self.context_tokens, MIN_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS)
+        check_range("--lanes", self.lanes, 1, MAX_LANES)
+        check_range("the number of --model", len(self.models), 0, MAX_ANNOUNCED_MODELS)
+        check_range("the number of --listen", len(self.listen), 0, MAX_ADDRESSES)
+        check_range("the number of --announce", len(self.announce), 0, MAX_ADDRESSES)
         if (self.invite is not None or self.is_rejoining) and not self.requirements.is_empty:
-            raise _invalid(
-                "requirements are the founder's: leave them away where you join, or found a mesh of your own"
-            )
+            raise invalid("requirements are the founder's: leave them away where you join, or found a mesh of your own")
         _check_discovery(self)
         check_pool_choice(self.pool, is_joining=self.invite is not None or self.is_rejoining)
         if self.split is not None:
-            _check_range("--split", self.split, 1, MAX_STAGES)
+            check_range("--split", self.split, 1, MAX_STAGES)
         if self.cuts and self.split not in (None, len(self.cuts) + 1):
-            raise _invalid(f"--cuts gives {len(self.cuts) + 1} stages, --split {self.split}; leave --split away")
+            raise invalid(f"--cuts gives {len(self.cuts) + 1} stages, --split {self.split}; leave --split away")
         if self.port == self.console_port != 0:
-            raise _invalid(f"--port and --console-port are both {self.port}; choose two different ones")
+            raise invalid(f"--port and --console-port are both {self.port}; choose two different ones")
         _check_memory(self)
         _check_devices(self)
         _check_wishes(self)
@@ -207,10 +205,10 @@ class UpOptions:
         _check_sharing(self)
         _check_name(self.name)
         if self.cache_quota_bytes < MIN_CACHE_QUOTA_BYTES:
-            raise _invalid("--cache-quota must be at least 1MiB")
+            raise invalid("--cache-quota must be at least 1MiB")
         for model in self.models:
             if not model:
-                raise _invalid("--model is empty; give a path or a name that `p2pmesh models list` shows")
+                raise invalid("--model is empty; give a path or a name that `p2pmesh models list` shows")
         for address in self.listen:
             check_multiaddr(address)
         for address in self.announce:
@@ -222,7 +220,7 @@ class UpOptions:
         try:
             hours = parse_share_hours(self.share_hours)
         except ValueError as error:
-            raise _invalid(f"--share-hours: {error}") from None
+            raise invalid(f"--share-hours: {error}") from None
         return SharingRules(hours, self.is_only_idle, self.idle_after_s, self.leave_within_s * MICROS_PER_SECOND)
 
     @property
@@ -253,204 +251,13 @@ class ChatOptions:
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BenchDecodeOptions:
-    """What ``p2pmesh bench decode`` was asked to do; ``model`` None is the demo model."""
-
-    home: Path
-    model: str | None = None
-    peers: tuple[int, ...] = (1, 2, 3)
-    prompt_tokens: int = 64
-    decode_tokens: int = 128
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        for count in self.peers:
-            _check_range("--peers", count, 1, MAX_STAGES)
-        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
-        _check_range("--tokens", self.decode_tokens, 1, MAX_CONTEXT_TOKENS)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPrefixOptions:
-    """What ``p2pmesh bench prefix`` was asked to do; ``model`` None is the demo model."""
-
-    home: Path
-    model: str | None = None
-    stages: int = 2
-    prefix_tokens: int = 1000
-    rounds: int = 5
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range("--stages", self.stages, 1, MAX_STAGES)
-        _check_range("--prefix-tokens", self.prefix_tokens, 1, MAX_CONTEXT_TOKENS)
-        _check_range("--rounds", self.rounds, 1, 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchTpotOptions:
-    """What ``p2pmesh bench tpot`` was asked to do: every number of stages with every delay of a hop, one way."""
-
-    home: Path
-    model: str | None = None
-    stages: tuple[int, ...] = (1, 2, 3, 4)
-    delays_ms: tuple[int, ...] = (0, 10, 40)
-    prompt_tokens: int = 64
-    tokens: int = 96
-    requests: int = 3
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        for count in self.stages:
-            _check_range("--stages", count, 1, MAX_STAGES)
-        for delay_ms in self.delays_ms:
-            _check_range("--delays", delay_ms, 0, 1000)
-        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
-        _check_range("--tokens", self.tokens, 2, MAX_CONTEXT_TOKENS)
-        _check_range("--requests", self.requests, 1, 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchStreamsOptions:
-    """What ``p2pmesh bench streams`` was asked to do: so many clients at once, each number of them in turn."""
-
-    home: Path
-    model: str | None = None
-    streams: tuple[int, ...] = (16, 64)
-    stages: int = 2
-    lanes: int = 16
-    prompt_tokens: int = 64
-    tokens: int = 64
-    context_tokens: int = 512
-    llama_server: Path | None = None
-    rounds: int = 1
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        for count in self.streams:
-            _check_range("--streams", count, 1, 256)
-        _check_range("--rounds", self.rounds, 1, 100)
-        _check_range("--stages", self.stages, 1, MAX_STAGES)
-        _check_range("--lanes", self.lanes, 1, MAX_LANES)
-        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
-        _check_range("--tokens", self.tokens, 2, MAX_CONTEXT_TOKENS)
-        _check_range("--ctx-size", self.context_tokens, self.prompt_tokens + self.tokens, MAX_CONTEXT_TOKENS)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchApiOptions:
-    """What ``p2pmesh bench api`` was asked to do."""
-
-    home: Path
-    model: str | None = None
-    stages: int = 1
-    prompt_tokens: int = 64
-    tokens: int = 256
-    rounds: int = 5
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range("--stages", self.stages, 1, MAX_STAGES)
-        _check_range("--prompt-tokens", self.prompt_tokens, 1, MAX_CONTEXT_TOKENS)
-        _check_range("--tokens", self.tokens, 2, MAX_CONTEXT_TOKENS)
-        _check_range("--rounds", self.rounds, 1, 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOverlayOptions:
-    """What ``p2pmesh bench overlay`` was asked to do."""
-
-    peers: int = 30
-    minutes: int = 5
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range("--peers", self.peers, 2, 64)
-        _check_range("--minutes", self.minutes, 1, 24 * 60)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPlannerOptions:
-    """What ``p2pmesh bench planner`` was asked to do."""
-
-    peers: int = 64
-    layers: int = 128
-
-    def __post_init__(self) -> None:
-        _check_range("--peers", self.peers, 1, 1024)
-        _check_range("--layers", self.layers, 1, MAX_LAYERS)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchDiscoveryOptions:
-    """What ``p2pmesh bench discovery`` was asked to do: so many pools listed, ``dead`` of them not there."""
-
-    pools: int = 20
-    dead: int = 15
-    rounds: int = 5
-    is_json: bool = False
-
-    def __post_init__(self) -> None:
-        _check_range("--pools", self.pools, 1, 500)
-        _check_range("--dead", self.dead, 0, self.pools - 1)
-        _check_range("--rounds", self.rounds, 1, 1000)
-
-
-CHAOS_FAULTS = (
-    "kill-node", "leave", "kill-engine", "freeze", "freeze-engine", "slow", "partition", "silent-link", "cut-link",
-    "corrupt", "lie",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosOptions:
-    """What ``p2pmesh chaos`` was asked to do. ``is_matrix``: one fault a request, at each stage and position.
-
-    Of those ``cases`` many are chosen, None means all.
-    """
-
-    home: Path
-    model: str | None = None
-    stages: int = 3
-    spares: int = 1
-    requests: int = 50
-    tokens: int = 64
-    parallel: int = 2
-    every_s: float = 10.0
-    faults: tuple[str, ...] = CHAOS_FAULTS
-    seed: int = 0
-    is_matrix: bool = False
-    positions: int = 20
-    is_json: bool = False
-    peer_memory_bytes: int = 4 * GIB
-    cases: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_range("--stages", self.stages, 1, 16)
-        _check_range("--spares", self.spares, 0, 16)
-        _check_range("--requests", self.requests, 1, 100_000)
-        _check_range("--tokens", self.tokens, 2, 2048)
-        _check_range("--parallel", self.parallel, 1, 64)
-        _check_range("--every", int(self.every_s), 1, 3600)
-        _check_range("--positions", self.positions, 1, 1000)
-        if self.cases is not None:
-            _check_range("--cases", self.cases, 1, 100_000)
-        if self.peer_memory_bytes < 0:
-            raise _invalid("--peer-memory must not be negative")
-        for name in self.faults:
-            if name not in CHAOS_FAULTS:
-                text = f"--faults {name}: there are {', '.join(CHAOS_FAULTS)}"
-                raise ConfigError(ErrorCode.CONFIG_INVALID, text)
-
-
 def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:
     """The node's home: ``--home``, else ``P2PMESH_HOME``, else ``~/.p2pmesh``; absolute, not yet created.
 
     An empty ``--home``, such as an unset variable of a script, is refused.
     """
     if given == "":
-        raise _invalid("--home is empty; give a directory, or leave --home away")
+        raise invalid("--home is empty; give a directory, or leave --home away")
     variables = os.environ if environment is None else environment
     text = given or variables.get(HOME_VARIABLE) or "~/.p2pmesh"
     try:
@@ -481,99 +288,88 @@ def _is_multiaddr(text: str) -> bool:
         return False
 
 
-def _invalid(message: str) -> ConfigError:
-    return ConfigError(ErrorCode.CONFIG_INVALID, message)
-
-
 def _check_discovery(options: UpOptions) -> None:
     if options.pool.is_asked_for and options.discovery is Discovery.NONE:
-        raise _invalid("--discovery none looks for nobody; leave --publish and --auto away, or take mdns or nostr")
+        raise invalid("--discovery none looks for nobody; leave --publish and --auto away, or take mdns or nostr")
 
 
 def check_typed_relays(relays: Sequence[str], discovery: Discovery) -> None:
     """Refuses relays for listings that were typed where none is asked."""
     if relays and discovery is not Discovery.NOSTR:
-        raise _invalid(
-            f"--nostr-relay: with --discovery {discovery.value} no relay is asked; leave one of the two away"
-        )
-
-
-def _check_range(what: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise _invalid(f"{what} must be {least} to {most}, not {value}")
+        raise invalid(f"--nostr-relay: with --discovery {discovery.value} no relay is asked; leave one of the two away")
 
 
 def _check_memory(options: UpOptions) -> None:
     if options.max_memory_bytes is not None and options.max_memory_bytes < 0:
-        raise _invalid("--max-memory must not be negative")
+        raise invalid("--max-memory must not be negative")
     if options.max_memory_bytes is not None and options.max_memory_bytes > MAX_MEMORY_BYTES:
-        raise _invalid(f"--max-memory must be at most {MAX_MEMORY_BYTES // GIB:,} GiB")
+        raise invalid(f"--max-memory must be at most {MAX_MEMORY_BYTES // GIB:,} GiB")
 
 
 def _check_wishes(options: UpOptions) -> None:
     if options.max_layers is not None:
-        _check_range("--max-layers", options.max_layers, 1, MAX_LAYERS)
-    _check_range("the number of --exclude-model", len(options.excluded_models), 0, MAX_EXCLUDED_MODELS)
+        check_range("--max-layers", options.max_layers, 1, MAX_LAYERS)
+    check_range("the number of --exclude-model", len(options.excluded_models), 0, MAX_EXCLUDED_MODELS)
     for name in options.excluded_models:
         if not name or not is_line(name) or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-            raise _invalid(
+            raise invalid(
                 f"--exclude-model must be a model's name, or 12 or more digits of its digest, not {name[:40]!r}"
             )
         if name in options.models:
-            raise _invalid(f"--model and --exclude-model both name {name[:80]}; leave one of them away")
+            raise invalid(f"--model and --exclude-model both name {name[:80]}; leave one of them away")
 
 
 def _check_sharing(options: UpOptions) -> None:
-    _check_range("the number of --share-hours", len(options.share_hours), 0, MAX_WINDOWS)
-    _check_range("--idle-after", options.idle_after_s, 10, 86_400)
-    _check_range("--leave-within", options.leave_within_s, 1, 3600)
+    check_range("the number of --share-hours", len(options.share_hours), 0, MAX_WINDOWS)
+    check_range("--idle-after", options.idle_after_s, 10, 86_400)
+    check_range("--leave-within", options.leave_within_s, 1, 3600)
     _ = options.sharing
     for name, rate in (
         ("--upload-limit", options.upload_bytes_per_s),
         ("--download-limit", options.download_bytes_per_s),
     ):
         if rate is not None and not MIN_RATE_CAP_BYTES_PER_S <= rate <= MAX_DECODE_BYTES_PER_S:
-            raise _invalid(f"{name} must be 256KiB to 256TiB a second; a lower one would break transfers off")
+            raise invalid(f"{name} must be 256KiB to 256TiB a second; a lower one would break transfers off")
     if options.niceness is not None:
-        _check_range("--nice", options.niceness, 0, 19)
+        check_range("--nice", options.niceness, 0, 19)
 
 
 def _check_replan_after(after_s: float) -> None:
     if not 0 <= after_s <= MAX_REPLAN_AFTER_S:
-        raise _invalid(f"--replan-after must be 0 (never) to {MAX_REPLAN_AFTER_S:.0f} s, not {after_s:g}")
+        raise invalid(f"--replan-after must be 0 (never) to {MAX_REPLAN_AFTER_S:.0f} s, not {after_s:g}")
 
 
 def _check_idle_unload(idle_s: float | None) -> None:
     if idle_s is not None and not 1 <= idle_s <= MAX_IDLE_UNLOAD_S:
-        raise _invalid(
+        raise invalid(
             f"--idle-unload must be 1 to {MAX_IDLE_UNLOAD_S} seconds, not {idle_s:g}; leave it away for never"
         )
 
 
 def _check_access(options: UpOptions) -> None:
-    _check_range("the number of --allow-host", len(options.allowed_hosts), 0, MAX_API_HOSTS)
-    _check_range("the number of --cors-origin", len(options.cors_origins), 0, MAX_API_HOSTS)
+    check_range("the number of --allow-host", len(options.allowed_hosts), 0, MAX_API_HOSTS)
+    check_range("the number of --cors-origin", len(options.cors_origins), 0, MAX_API_HOSTS)
     if not options.host:
-        raise _invalid("--host is empty; give an address of this machine, or 0.0.0.0 for all")
+        raise invalid("--host is empty; give an address of this machine, or 0.0.0.0 for all")
     for name in options.allowed_hosts:
         if not name or not is_line(name) or any(mark in name for mark in "/:@ "):
-            raise _invalid(f"--allow-host takes a host's name without scheme or port, not {name[:40]!r}")
+            raise invalid(f"--allow-host takes a host's name without scheme or port, not {name[:40]!r}")
     for origin in options.cors_origins:
         scheme, mark, host = origin.partition("://")
         if origin != "*" and not (scheme in ("http", "https") and mark and host and not set(host) & set("/@ ")):
-            raise _invalid(f"--cors-origin takes an origin such as https://chat.example, or *, not {origin[:40]!r}")
+            raise invalid(f"--cors-origin takes an origin such as https://chat.example, or *, not {origin[:40]!r}")
 
 
 def _check_devices(options: UpOptions) -> None:
-    _check_range("the number of --device", len(options.devices), 0, MAX_DEVICES)
+    check_range("the number of --device", len(options.devices), 0, MAX_DEVICES)
     if not all(options.devices):
-        raise _invalid("--device is empty, or has an empty name; `p2pmesh gpus` lists names")
+        raise invalid("--device is empty, or has an empty name; `p2pmesh gpus` lists names")
     if options.gpu_layers is not None:
-        _check_range("--gpu-layers", options.gpu_layers, 0, MAX_LAYERS)
+        check_range("--gpu-layers", options.gpu_layers, 0, MAX_LAYERS)
 
 
 def _check_name(name: str | None) -> None:
     if name is None:
         return
     if not name or not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-        raise _invalid(f"--name must be 1 to {MAX_NAME_BYTES} bytes of printable text")
+        raise invalid(f"--name must be 1 to {MAX_NAME_BYTES} bytes of printable text")

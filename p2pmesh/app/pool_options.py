@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.app.option_checks import invalid
 from p2pmesh.base.ids import is_mesh_id
 from p2pmesh.base.limits import MAX_LISTED_CLIENTS, MAX_LISTING_NAME_BYTES
 from p2pmesh.wire.schema import as_line, is_line
@@ -39,11 +39,11 @@ class PoolChoice:
         _check_label("--pool-name", self.name or None)
         _check_label("--region", self.region)
         if not 0 <= self.max_clients <= MAX_LISTED_CLIENTS:
-            raise _invalid(f"--max-clients must be 0 (no cap) to {MAX_LISTED_CLIENTS}, not {self.max_clients}")
+            raise invalid(f"--max-clients must be 0 (no cap) to {MAX_LISTED_CLIENTS}, not {self.max_clients}")
         wrong = sorted(text for text in self.avoided if not is_mesh_id(text))
         if wrong or len(self.avoided) > MAX_AVOIDED:
             shown = as_line(wrong[0], 80) if wrong else f"{len(self.avoided)} of them"
-            raise _invalid(f"--avoid-pool takes up to {MAX_AVOIDED} ids of 32 hex digits, not {shown!r}")
+            raise invalid(f"--avoid-pool takes up to {MAX_AVOIDED} ids of 32 hex digits, not {shown!r}")
 
     @property
     def is_asked_for(self) -> bool:
@@ -59,15 +59,11 @@ class PoolChoice:
 def check_pool_choice(choice: PoolChoice, *, is_joining: bool) -> None:
     """Refuses what contradicts how the node joins: by an invite, or back into the mesh of old."""
     if choice.is_searching and is_joining:
-        raise _invalid("--auto looks for a pool to join; leave it away, or --join and --rejoin")
+        raise invalid("--auto looks for a pool to join; leave it away, or --join and --rejoin")
 
 
 def _check_label(option: str, text: str | None) -> None:
     if text is None:
         return
     if not text or not is_line(text) or not text.isprintable() or len(text.encode()) > MAX_LISTING_NAME_BYTES:
-        raise _invalid(f"{option} must be 1 to {MAX_LISTING_NAME_BYTES} bytes of printable text")
-
-
-def _invalid(message: str) -> ConfigError:
-    return ConfigError(ErrorCode.CONFIG_INVALID, message)
+        raise invalid(f"{option} must be 1 to {MAX_LISTING_NAME_BYTES} bytes of printable text")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from p2pmesh.app.option_checks import invalid
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import is_peer_id
 from p2pmesh.base.limits import MAX_ADDRESS_BYTES, MAX_ADDRESSES
@@ -39,7 +40,7 @@ def read_reach(relays: Iterable[str], service: str, limits: Iterable[str]) -> Re
 
 def _read_relays(texts: tuple[str, ...]) -> tuple[str, ...]:
     if len(texts) > min(MAX_RELAYS, MAX_ADDRESSES):
-        raise _invalid(f"--relay can be given {MAX_RELAYS} times, not {len(texts)}")
+        raise invalid(f"--relay can be given {MAX_RELAYS} times, not {len(texts)}")
     for text in texts:
         head, mark, peer = text.partition("/p2p/")
         is_whole = bool(mark) and head.count("/") == 4 and head.split("/")[3] == "tcp" and is_peer_id(peer)
@@ -58,7 +59,7 @@ def _read_limits(texts: Iterable[str]) -> RelayLimits:
         name, mark, value = text.partition("=")
         field = RELAY_LIMITS.get(name)
         if not mark or field is None:
-            raise _invalid(f"--relay-limit {text[:40]!r} must be NAME=VALUE with one of {', '.join(RELAY_LIMITS)}")
+            raise invalid(f"--relay-limit {text[:40]!r} must be NAME=VALUE with one of {', '.join(RELAY_LIMITS)}")
         changed: dict[str, Any] = {field: _number(name, value)}
         limits = replace(limits, **changed)
     return limits
@@ -68,11 +69,7 @@ def _number(name: str, value: str) -> int:
     try:
         number = parse_size_bytes(value) if name.endswith("bytes") else int(value)
     except ValueError:
-        raise _invalid(f"--relay-limit {name} must be a number, not {value[:40]!r}") from None
+        raise invalid(f"--relay-limit {name} must be a number, not {value[:40]!r}") from None
     if not 1 <= number <= MOST:
-        raise _invalid(f"--relay-limit {name} must be 1 to {MOST}; --relay-service off relays for nobody")
+        raise invalid(f"--relay-limit {name} must be 1 to {MOST}; --relay-service off relays for nobody")
     return number
-
-
-def _invalid(text: str) -> ConfigError:
-    return ConfigError(ErrorCode.CONFIG_INVALID, text)

@@ -14,15 +14,8 @@ from typing import Any
 
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
-from p2pmesh.app.config import (
-    BenchDiscoveryOptions,
-    BenchOverlayOptions,
-    BenchPlannerOptions,
-    LogFormat,
-    UpOptions,
-    check_typed_relays,
-    choose_home,
-)
+from p2pmesh.app.bench_options import BenchDiscoveryOptions, BenchOverlayOptions, BenchPlannerOptions
+from p2pmesh.app.config import LogFormat, UpOptions, check_typed_relays, choose_home
 from p2pmesh.app.config_file import ConfigMistakes
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS

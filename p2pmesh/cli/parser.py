@@ -11,18 +11,19 @@ from pathlib import Path
 
 from p2pmesh import __version__
 from p2pmesh.app.answer_options import read_guardrails, read_mixture
-from p2pmesh.app.config import (
-    CHAOS_FAULTS,
-    DEFAULT_API_PORT,
-    DEFAULT_CACHE_QUOTA_BYTES,
-    DEFAULT_CONSOLE_PORT,
-    PASSPHRASE_VARIABLE,
+from p2pmesh.app.bench_options import (
     BenchApiOptions,
     BenchDecodeOptions,
     BenchPrefixOptions,
     BenchStreamsOptions,
     BenchTpotOptions,
-    ChaosOptions,
+)
+from p2pmesh.app.chaos_options import CHAOS_FAULTS, ChaosOptions
+from p2pmesh.app.config import (
+    DEFAULT_API_PORT,
+    DEFAULT_CACHE_QUOTA_BYTES,
+    DEFAULT_CONSOLE_PORT,
+    PASSPHRASE_VARIABLE,
     ChatOptions,
     Discovery,
     LogFormat,

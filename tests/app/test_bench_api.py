@@ -4,7 +4,7 @@ import pytest
 
 from p2pmesh.app.bench_api import BARE, HERE, THERE, Spent, line_of, rows_of
 from p2pmesh.app.bench_driver import _order_of, drive_line
-from p2pmesh.app.config import BenchApiOptions
+from p2pmesh.app.bench_options import BenchApiOptions
 from p2pmesh.base.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from p2pmesh.app.bench_discovery import (
     _report,
     describe_discovery,
 )
-from p2pmesh.app.config import BenchDiscoveryOptions
+from p2pmesh.app.bench_options import BenchDiscoveryOptions
 from p2pmesh.base.errors import ConfigError
 from p2pmesh.wire.invite import decode_invite
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from p2pmesh.app.bench_options import BenchOverlayOptions
 from p2pmesh.app.bench_overlay import GossipLedger, describe_overlay, quantiles, slope_per_minute
-from p2pmesh.app.config import BenchOverlayOptions
 from p2pmesh.base.errors import ConfigError
 
 NODES = ("a", "b", "c")

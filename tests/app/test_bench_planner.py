@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from p2pmesh.app.bench_options import BenchPlannerOptions
 from p2pmesh.app.bench_planner import BAR_MS, MEAN_OFFERS_GIB, planner_request, run_planner
-from p2pmesh.app.config import BenchPlannerOptions
 from p2pmesh.base.errors import ConfigError
 from p2pmesh.core.planning.planner import plan_placement
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pmesh.app.bench_options import BenchStreamsOptions
 from p2pmesh.app.bench_streams import OURS, THEIRS, StreamsRow, StreamTimes, body_of, compare, line_of, row_of, times_of
-from p2pmesh.app.config import BenchStreamsOptions
 from p2pmesh.base.errors import ConfigError, Refused
 from tests.fakes.models import fake_model
 

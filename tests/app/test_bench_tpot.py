@@ -2,8 +2,8 @@
 
 import pytest
 
+from p2pmesh.app.bench_options import BenchTpotOptions
 from p2pmesh.app.bench_tpot import BAR_PERCENT, TpotRow, at_position, line_of, ring_of, row_of
-from p2pmesh.app.config import BenchTpotOptions
 from p2pmesh.base.errors import ConfigError
 from p2pmesh.core.planning.bytes import PREDICTED_POSITION
 

@@ -27,8 +27,8 @@ from p2pmesh.app.chaos_faults import (
 )
 from p2pmesh.app.chaos_lies import Lie
 from p2pmesh.app.chaos_links import Links
+from p2pmesh.app.chaos_options import CHAOS_FAULTS, ChaosOptions
 from p2pmesh.app.chaos_requests import MOST_REFUSALS, Answer, ask, ask_undisturbed, question, undated
-from p2pmesh.app.config import CHAOS_FAULTS, ChaosOptions
 from p2pmesh.app.model_access import open_access
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.cli.parser import build_parser, chaos_options

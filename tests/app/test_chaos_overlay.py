@@ -7,9 +7,9 @@ from typing import Any
 import trio
 
 from p2pmesh.app.chaos_faults import Victim
+from p2pmesh.app.chaos_options import ChaosOptions
 from p2pmesh.app.chaos_overlay import ChaosOverlay
 from p2pmesh.app.chaos_report import Tally
-from p2pmesh.app.config import ChaosOptions
 
 
 @dataclass(frozen=True)

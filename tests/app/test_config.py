@@ -4,15 +4,8 @@ from typing import Any
 
 import pytest
 
-from p2pmesh.app.config import (
-    BenchDecodeOptions,
-    Discovery,
-    OnDemand,
-    RequirementOptions,
-    UpOptions,
-    check_multiaddr,
-    choose_home,
-)
+from p2pmesh.app.bench_options import BenchDecodeOptions
+from p2pmesh.app.config import Discovery, OnDemand, RequirementOptions, UpOptions, check_multiaddr, choose_home
 from p2pmesh.app.pool_options import PoolChoice
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
