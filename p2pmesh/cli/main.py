@@ -14,11 +14,11 @@ from typing import Any
 
 from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
-from p2pmesh.app.bench_options import BenchDiscoveryOptions, BenchOverlayOptions, BenchPlannerOptions
 from p2pmesh.app.config import LogFormat, UpOptions, check_typed_relays, choose_home
 from p2pmesh.app.config_file import ConfigMistakes
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
+from p2pmesh.cli.benches import BENCHES
 from p2pmesh.cli.certify import run_certify_families, run_certify_wire
 from p2pmesh.cli.config_parser import CONFIG_ACTIONS
 from p2pmesh.cli.configs import FileOfUp, run_config
@@ -35,11 +35,6 @@ from p2pmesh.cli.output import (
 )
 from p2pmesh.cli.package_parser import PACKAGE_ACTIONS
 from p2pmesh.cli.parser import (
-    bench_api_options,
-    bench_decode_options,
-    bench_prefix_options,
-    bench_streams_options,
-    bench_tpot_options,
     build_parser,
     chaos_options,
     chat_options,
@@ -247,75 +242,6 @@ def _gpus(args: Namespace) -> int:
     return run_gpus(args)
 
 
-def _bench_decode(args: Namespace) -> int:
-    options = bench_decode_options(args)
-    from p2pmesh.app.bench import run_decode
-
-    return run_decode(options, sys.stdout)
-
-
-def _bench_prefix(args: Namespace) -> int:
-    options = bench_prefix_options(args)
-    from p2pmesh.app.bench_prefix import run_prefix
-
-    return run_prefix(options, sys.stdout)
-
-
-def _bench_tpot(args: Namespace) -> int:
-    options = bench_tpot_options(args)
-    from p2pmesh.app.bench_tpot import run_tpot
-
-    return run_tpot(options, sys.stdout)
-
-
-def _bench_api(args: Namespace) -> int:
-    options = bench_api_options(args)
-    from p2pmesh.app.bench_api import run_api
-
-    return run_api(options, sys.stdout)
-
-
-def _bench_streams(args: Namespace) -> int:
-    options = bench_streams_options(args)
-    from p2pmesh.app.bench_streams import run_streams
-
-    return run_streams(options, sys.stdout)
-
-
-def _bench_codecs(args: Namespace) -> int:
-    from p2pmesh.app.bench_codecs import run_codecs
-
-    return run_codecs(sys.stdout, is_json=args.json)
-
-
-def _bench_planner(args: Namespace) -> int:
-    options = BenchPlannerOptions(args.peers, args.layers)
-    from p2pmesh.app.bench_planner import run_planner
-
-    return run_planner(options.peers, options.layers, sys.stdout, is_json=args.json)
-
-
-def _bench_memory(args: Namespace) -> int:
-    home = choose_home(args.home)
-    from p2pmesh.app.bench_memory import run_memory
-
-    return run_memory(home, tuple(args.model), sys.stdout, is_json=args.json)
-
-
-def _bench_overlay(args: Namespace) -> int:
-    options = BenchOverlayOptions(args.peers, args.minutes, args.json)
-    from p2pmesh.app.bench_overlay import run_overlay
-
-    return run_overlay(options, sys.stdout)
-
-
-def _bench_discovery(args: Namespace) -> int:
-    options = BenchDiscoveryOptions(args.pools, args.dead, args.rounds, args.json)
-    from p2pmesh.app.bench_discovery import run_discovery
-
-    return run_discovery(options, sys.stdout)
-
-
 def _chaos(args: Namespace) -> int:
     options = chaos_options(args)
     from p2pmesh.app.chaos import run_chaos
@@ -364,16 +290,7 @@ _COMMANDS: Commands = {
     "gpus": _gpus,
     "discover": _discover,
     "doctor network": _doctor_network,
-    "bench decode": _bench_decode,
-    "bench prefix": _bench_prefix,
-    "bench tpot": _bench_tpot,
-    "bench api": _bench_api,
-    "bench streams": _bench_streams,
-    "bench codecs": _bench_codecs,
-    "bench memory": _bench_memory,
-    "bench overlay": _bench_overlay,
-    "bench discovery": _bench_discovery,
-    "bench planner": _bench_planner,
+    **BENCHES,
     "chaos": _chaos,
     "simulate": _simulate,
 }

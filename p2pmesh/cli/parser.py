@@ -11,13 +11,6 @@ from pathlib import Path
 
 from p2pmesh import __version__
 from p2pmesh.app.answer_options import read_guardrails, read_mixture
-from p2pmesh.app.bench_options import (
-    BenchApiOptions,
-    BenchDecodeOptions,
-    BenchPrefixOptions,
-    BenchStreamsOptions,
-    BenchTpotOptions,
-)
 from p2pmesh.app.chaos_options import CHAOS_FAULTS, ChaosOptions
 from p2pmesh.app.config import (
     DEFAULT_API_PORT,
@@ -37,6 +30,7 @@ from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_R
 from p2pmesh.base.quantities import parse_size_bytes
 from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, OptionGroup, add_home
 from p2pmesh.cli.auth_parser import add_auth
+from p2pmesh.cli.bench_parser import add_bench
 from p2pmesh.cli.certify_parser import add_certify
 from p2pmesh.cli.config_parser import add_config
 from p2pmesh.cli.discover_parser import add_discover
@@ -80,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_discover(commands)
     add_doctor(commands)
     _add_gpus(commands)
-    _add_bench(commands)
+    add_bench(commands)
     _add_chaos(commands)
     _add_simulate(commands)
     return parser
@@ -238,69 +232,6 @@ def _add_gpus(commands: Commands) -> None:
     add_home(gpus, STATE_HOME)
 
 
-def _add_bench(commands: Commands) -> None:
-    bench = commands.add_parser("bench", help="Measurements on this machine.", allow_abbrev=False)
-    actions = bench.add_subparsers(dest="action", metavar="ACTION", required=True)
-    decode = _add_command(actions, "decode", "Tokens per second: plain loop, one engine, and peers.")
-    decode.add_argument("--model", metavar="REF", help="default: the demo model")
-    decode.add_argument("--peers", type=_counts, metavar="N,N", default=(1, 2, 3), help="default: 1,2,3")
-    decode.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
-    decode.add_argument("--tokens", type=int, metavar="N", default=128, help="tokens to decode")
-    decode.add_argument("--json", action="store_true", help="as JSON")
-    tpot = _add_command(actions, "tpot", "Time per token behind slow links: predicted, and then measured.")
-    tpot.add_argument("--model", metavar="REF", help="default: the demo model")
-    tpot.add_argument("--stages", type=_counts, metavar="N,N", default=(1, 2, 3, 4), help="default: 1,2,3,4")
-    tpot.add_argument(
-        "--delays", type=_counts, metavar="MS,MS", default=(0, 10, 40), help="of a hop (default: 0,10,40)"
-    )
-    tpot.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
-    tpot.add_argument("--tokens", type=int, metavar="N", default=96, help="of each answer (default: %(default)s)")
-    tpot.add_argument("--requests", type=int, metavar="N", default=3, help="that are timed (default: %(default)s)")
-    tpot.add_argument("--json", action="store_true", help="as JSON")
-    streams = _add_command(actions, "streams", "Many clients at once on one split model: do all finish, and evenly?")
-    streams.add_argument("--model", metavar="REF", help="default: the demo model")
-    streams.add_argument("--streams", type=_counts, metavar="N,N", default=(16, 64), help="default: 16,64")
-    streams.add_argument("--stages", type=int, metavar="N", default=2, help="default: %(default)s")
-    streams.add_argument("--lanes", type=int, metavar="N", default=16, help="default: %(default)s")
-    streams.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
-    streams.add_argument("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
-    streams.add_argument("--ctx-size", type=int, metavar="N", default=512, help="of each lane (default: %(default)s)")
-    streams.add_argument("--llama-server", metavar="PROGRAM", help="llama.cpp's server, asked the same side by side")
-    streams.add_argument("--rounds", type=int, metavar="N", default=1, help="of each number (default: %(default)s)")
-    streams.add_argument("--json", action="store_true", help="as JSON")
-    api = _add_command(actions, "api", "CPU time of a streamed token: the bare driver, its API, and another peer's.")
-    api.add_argument("--model", metavar="REF", help="default: the demo model")
-    api.add_argument("--stages", type=int, metavar="N", default=1, help="default: %(default)s")
-    api.add_argument("--prompt-tokens", type=int, metavar="N", default=64, help="default: %(default)s")
-    api.add_argument("--tokens", type=int, metavar="N", default=256, help="of each answer (default: %(default)s)")
-    api.add_argument("--rounds", type=int, metavar="N", default=5, help="that are counted (default: %(default)s)")
-    api.add_argument("--json", action="store_true", help="as JSON")
-    prefix = _add_command(actions, "prefix", "Time to the first token of a new prompt, and of one that begins like it.")
-    prefix.add_argument("--model", metavar="REF", help="default: the demo model")
-    prefix.add_argument("--stages", type=int, metavar="N", default=2, help="default: %(default)s")
-    prefix.add_argument("--prefix-tokens", type=int, metavar="N", default=1000, help="default: %(default)s")
-    prefix.add_argument("--rounds", type=int, metavar="N", default=5, help="that are timed (default: %(default)s)")
-    prefix.add_argument("--json", action="store_true", help="as JSON")
-    codecs = actions.add_parser("codecs", help="GB/s of each wire dtype on one core.", allow_abbrev=False)
-    codecs.add_argument("--json", action="store_true", help="as JSON")
-    memory = _add_command(actions, "memory", "What stages are charged, beside what their engines take.")
-    memory.add_argument("--model", metavar="REF", action="append", default=[], help="default: those that pip installed")
-    memory.add_argument("--json", action="store_true", help="as JSON")
-    planner = actions.add_parser("planner", help="Milliseconds to decide one placement.", allow_abbrev=False)
-    planner.add_argument("--peers", type=int, metavar="N", default=64, help="default: %(default)s")
-    planner.add_argument("--layers", type=int, metavar="N", default=128, help="default: %(default)s")
-    planner.add_argument("--json", action="store_true", help="as JSON")
-    discovery = actions.add_parser("discovery", help="Time from up --auto to being in a pool.", allow_abbrev=False)
-    discovery.add_argument("--pools", type=int, metavar="N", default=20, help="that are listed (default: %(default)s)")
-    discovery.add_argument("--dead", type=int, metavar="N", default=15, help="of them (default: %(default)s)")
-    discovery.add_argument("--rounds", type=int, metavar="N", default=5, help="default: %(default)s")
-    discovery.add_argument("--json", action="store_true", help="as JSON")
-    overlay = actions.add_parser("overlay", help="Announcements and idle cost of many real nodes.", allow_abbrev=False)
-    overlay.add_argument("--peers", type=int, metavar="N", default=30, help="node processes (default: %(default)s)")
-    overlay.add_argument("--minutes", type=int, metavar="M", default=5, help="of idling (default: %(default)s)")
-    overlay.add_argument("--json", action="store_true", help="as JSON")
-
-
 _CHAOS_ENDS = (
     "Each answer is compared with an undisturbed one. The exit code is 0 if all are identical and no run was replaced "
     "because a stage was slow, otherwise 1; 130 after Ctrl-C, with a report of what came until then. Memory is told "
@@ -374,13 +305,6 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,2,3")
-    return tuple(int(part[:6]) for part in parts)
-
-
 def up_options(args: argparse.Namespace) -> UpOptions:
     """The options of ``up``; ``ConfigError`` where a value makes no sense."""
     invite = read_invite_text(args.join, args.join_file, os.environ, sys.stdin)
@@ -449,50 +373,9 @@ def chat_options(args: argparse.Namespace) -> ChatOptions:
     )
 
 
-def bench_prefix_options(args: argparse.Namespace) -> BenchPrefixOptions:
-    """The options of ``bench prefix``."""
-    home = choose_home(args.home)
-    return BenchPrefixOptions(home, args.model, args.stages, args.prefix_tokens, args.rounds, args.json)
-
-
-def bench_tpot_options(args: argparse.Namespace) -> BenchTpotOptions:
-    """The options of ``bench tpot``."""
-    return BenchTpotOptions(
-        choose_home(args.home), args.model, args.stages, args.delays, args.prompt_tokens, args.tokens, args.requests,
-        args.json,
-    )  # fmt: skip
-
-
-def bench_streams_options(args: argparse.Namespace) -> BenchStreamsOptions:
-    """The options of ``bench streams``."""
-    return BenchStreamsOptions(
-        choose_home(args.home), args.model, args.streams, args.stages, args.lanes, args.prompt_tokens, args.tokens,
-        args.ctx_size, Path(args.llama_server) if args.llama_server else None, args.rounds, args.json,
-    )  # fmt: skip
-
-
-def bench_api_options(args: argparse.Namespace) -> BenchApiOptions:
-    """The options of ``bench api``."""
-    return BenchApiOptions(
-        choose_home(args.home), args.model, args.stages, args.prompt_tokens, args.tokens, args.rounds, args.json
-    )
-
-
 def chaos_options(args: argparse.Namespace) -> ChaosOptions:
     """The options of ``chaos``."""
     return ChaosOptions(
         choose_home(args.home), args.model, args.stages, args.spares, args.requests, args.tokens, args.parallel,
         args.every, args.faults, args.seed, args.matrix, args.positions, args.json, args.peer_memory, args.cases,
     )  # fmt: skip
-
-
-def bench_decode_options(args: argparse.Namespace) -> BenchDecodeOptions:
-    """The options of ``bench decode``."""
-    return BenchDecodeOptions(
-        home=choose_home(args.home),
-        model=args.model,
-        peers=args.peers,
-        prompt_tokens=args.prompt_tokens,
-        decode_tokens=args.tokens,
-        is_json=args.json,
-    )

@@ -15,8 +15,9 @@ from p2pmesh import __version__
 from p2pmesh.app.config import LogFormat, UpOptions
 from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.base.quantities import GIB
+from p2pmesh.cli.benches import decode_options
 from p2pmesh.cli.main import main
-from p2pmesh.cli.parser import bench_decode_options, build_parser, chat_options, up_options
+from p2pmesh.cli.parser import build_parser, chat_options, up_options
 from p2pmesh.core.artifact_policy import ArtifactTransfer
 from p2pmesh.core.guardrails.policy import GuardrailMode, GuardrailPolicy
 from p2pmesh.core.mixture.roles import MixturePolicy
@@ -134,7 +135,7 @@ def test_the_other_commands(home: Path) -> None:
     parse = build_parser().parse_args
     chat = chat_options(parse(["chat", "m", "hello there", "--seed", "5"]))
     assert (chat.home, chat.model, chat.prompt, chat.seed) == (home, "m", "hello there", 5)
-    bench = bench_decode_options(parse(["bench", "decode", "--peers", "1,2", "--tokens", "9", "--json"]))
+    bench = decode_options(parse(["bench", "decode", "--peers", "1,2", "--tokens", "9", "--json"]))
     assert (bench.peers, bench.decode_tokens, bench.model, bench.is_json) == ((1, 2), 9, None, True)
 
 
