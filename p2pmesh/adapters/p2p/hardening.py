@@ -66,8 +66,9 @@ from p2pmesh.adapters.p2p.events import PathChanges, PeerFaults
 from p2pmesh.adapters.p2p.keys import peer_id_of
 from p2pmesh.adapters.p2p.negotiation import NegotiationRefused, propose
 from p2pmesh.adapters.p2p.noise import NoiseChannel
-from p2pmesh.adapters.p2p.yamux import MEMBER_LIMITS, STRANGER_LIMITS, Vigilance, YamuxConnection
+from p2pmesh.adapters.p2p.yamux import MEMBER_LIMITS, STRANGER_LIMITS, YamuxConnection
 from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
+from p2pmesh.adapters.p2p.yamux_pings import Vigilance
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.limits import MAX_UNADMITTED_PEERS
 from p2pmesh.ports.network import FaultKind
@@ -367,7 +368,7 @@ class HardenedSwarm(Swarm):
         """A peer that comes back before we notice that its old connections are dead must not be kept out by them."""
         standing = self._standing(muxed_conn)
         if len(standing) >= MAX_CONNECTIONS_PER_PEER:
-            silent = next((muxed for muxed in standing if muxed.is_silent), None)
+            silent = next((muxed for muxed in standing if muxed.pings.is_silent), None)
             if silent is not None:
                 silent.abort("the peer came back on another connection")
 

@@ -52,7 +52,8 @@ from p2pmesh.adapters.p2p.racing import Attempt, DialRace
 from p2pmesh.adapters.p2p.reach import Reach
 from p2pmesh.adapters.p2p.streams import PeerStream, forget_net_stream, open_stream_on
 from p2pmesh.adapters.p2p.yamux import PROTOCOL_ID as YAMUX_PROTOCOL_ID
-from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection, YamuxStream
+from p2pmesh.adapters.p2p.yamux import YamuxConnection, YamuxStream
+from p2pmesh.adapters.p2p.yamux_pings import Vigilance
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.addresses import AddressChoice
@@ -243,12 +244,12 @@ class Libp2pNetwork:
     def round_trip_s(self, peer: PeerId) -> float | None:
         """The newest ping of the connection, as it was; None if not connected or not measured yet."""
         connection = self._connection(libp2p_id(peer))
-        return None if connection is None else connection.newest_round_trip_s
+        return None if connection is None else connection.pings.newest_s
 
     def slowest_round_trip_s(self, peer: PeerId) -> float | None:
         """The slowest of the connection's recent pings; None if not connected or too few were answered."""
         connection = self._connection(libp2p_id(peer))
-        return None if connection is None else connection.slowest_round_trip_s
+        return None if connection is None else connection.pings.slowest_s
 
     def path_of(self, peer: PeerId) -> PathKind | None:
         """Whether the connection goes through a relay; None if not connected."""

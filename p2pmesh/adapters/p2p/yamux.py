@@ -1,6 +1,7 @@
 """Our own yamux: the multiplexer of libp2p's wire (``/yamux/1.0.0``), in place of py-libp2p's.
 
-Owns streams, windows and the sign of life of one connection; frames are ``yamux_frames``'. Why not py-libp2p's: a
+Owns streams, windows and the end of one connection; frames are ``yamux_frames``', when a peer counts as silent
+``yamux_pings``'. Why not py-libp2p's: a
 cancelled read or write there destroys the connection, a reader that pauses 5 s kills the stream, a frozen peer is never
 noticed, and one small message costs six locks and a frame back. Here every frame is queued whole without waiting, so
 cancellation loses nothing; the window is the only bound a slow reader meets, for as long as it likes; and a connection
@@ -47,6 +48,7 @@ from p2pmesh.adapters.p2p.yamux_frames import (
     ProtocolViolation,
     encode_header,
 )
+from p2pmesh.adapters.p2p.yamux_pings import Pings, Vigilance
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_STREAMS_PER_PEER
 from p2pmesh.base.quantities import KIB, MIB
 from p2pmesh.ports.network import FaultKind
@@ -69,22 +71,6 @@ NOWAIT_BYTES = 32 * KIB
 LINGER_S = 30.0
 """How long the peer may leave a stream open that we are done with."""
 CLOSE_FLUSH_S = 0.5
-RECENT_PINGS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Vigilance:
-    """When silence means death: a ping every ``interval_s``, and at most ``max_silent`` in a row with nothing heard.
-
-    Pings are counted, not seconds, so that a process that was stopped itself does not blame its peers.
-
-    A connection without exchanges is pinged each ``quiet_intervals`` only, but as often as any other once a ping stays
-    unanswered: pings are most of what an idle connection costs.
-    """
-
-    interval_s: float = 2.0
-    max_silent: int = 3
-    quiet_intervals: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,16 +398,13 @@ class YamuxConnection(IMuxedConn):
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.on_close: Callable[[], Awaitable[None]] | None = None
-        self.round_trip_s: float | None = None
-        self.newest_round_trip_s: float | None = None
-        self._recent_round_trips_s = deque[float](maxlen=RECENT_PINGS)
+        self.pings = Pings(vigilance or Vigilance())
         self.limits = MEMBER_LIMITS
         self.held_bytes = 0
         """Bytes that have arrived on streams that stand and wait for their readers."""
         self.on_fault: Callable[[FaultKind], None] | None = None
         """Told once, when the peer breaks the protocol or takes more than it may have."""
         self._channel = channel
-        self._vigilance = vigilance or Vigilance()
         self._streams: dict[int, YamuxStream] = {}
         self._next_stream_id = 1 if channel.is_initiator else 2
         self._accepted: deque[YamuxStream] = deque()
@@ -429,9 +412,6 @@ class YamuxConnection(IMuxedConn):
         self._parser = FrameParser()
         self._is_leaving = False
         self._window_growth = 0
-        self._silent_pings = 0
-        self._ping_count = 0
-        self._pinged_at: float | None = None
         self._scope = trio.CancelScope()
 
     # --- life
@@ -450,17 +430,6 @@ class YamuxConnection(IMuxedConn):
     def is_closed(self) -> bool:
         """Whether the connection is over."""
         return self.event_closed.is_set()
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the peer has left a ping unanswered and said nothing since."""
-        return self._silent_pings > 1
-
-    @property
-    def slowest_round_trip_s(self) -> float | None:
-        """Of the last ``RECENT_PINGS`` but one, which waited if the peer was frozen; None before half were answered."""
-        recent = sorted(self._recent_round_trips_s)
-        return recent[-2] if len(recent) >= RECENT_PINGS // 2 else None
 
     @property
     def exchange_count(self) -> int:
@@ -581,7 +550,7 @@ class YamuxConnection(IMuxedConn):
 
     def grow_window(self, window: int, credited_at: float | None) -> int:
         """Bytes by which a stream's window may grow: it doubles while the reader takes half of it within 4 RTT."""
-        round_trip_s = self.round_trip_s or 0.001
+        round_trip_s = self.pings.smoothed_s or 0.001
         if self.limits is GUEST_LIMITS:  # its streams must fit what it may make us hold
             return 0
         if credited_at is None or trio.current_time() - credited_at > 4 * round_trip_s:
@@ -620,7 +589,7 @@ class YamuxConnection(IMuxedConn):
     async def _receive(self) -> None:
         while True:
             data = await self._channel.receive()
-            self._silent_pings = 0
+            self.pings.note_heard()
             for part in self._parser.feed(data):
                 self._take_in(part)
             if self.is_closed:
@@ -668,31 +637,24 @@ class YamuxConnection(IMuxedConn):
     def _take_in_ping(self, part: FramePart) -> None:
         if part.flags & SYN:
             self.send_control(PING, ACK, 0, part.length)
-        elif part.length == self._ping_count and self._pinged_at is not None:
-            sample = trio.current_time() - self._pinged_at
-            self.newest_round_trip_s = sample
-            self._recent_round_trips_s.append(sample)
-            self.round_trip_s = sample if self.round_trip_s is None else (3 * self.round_trip_s + sample) / 4
-            self._pinged_at = None
+        else:
+            self.pings.note_answer(part.length, trio.current_time())
 
     async def _watch(self) -> None:
         """Pings; ends when the peer has not been heard for too long. Resets streams that it leaves open after us."""
-        while self._silent_pings < self._vigilance.max_silent:
-            self._ping_count = (self._ping_count + 1) % 2**32
-            self._pinged_at = trio.current_time()
-            self._silent_pings += 1
-            self.send_control(PING, SYN, 0, self._ping_count)
+        while not self.pings.is_over:
+            self.send_control(PING, SYN, 0, self.pings.begin(trio.current_time()))
             await self._rest()
         self._die("the peer has gone silent")
 
     async def _rest(self) -> None:
         """Until the next ping. What is quiet is looked at as often as ever, since an exchange may begin."""
-        for _ in range(self._vigilance.quiet_intervals):
-            await trio.sleep(self._vigilance.interval_s)
+        for _ in range(self.pings.vigilance.quiet_intervals):
+            await trio.sleep(self.pings.vigilance.interval_s)
             for stream in list(self._streams.values()):
                 if stream.abandoned_at is not None and trio.current_time() - stream.abandoned_at > LINGER_S:
                     stream.abort()
-            if self._silent_pings or self.exchange_count:
+            if self.pings.is_awaited or self.exchange_count:
                 return
 
     # --- the rest of libp2p's interface

@@ -25,7 +25,8 @@ from libp2p.utils.varint import read_length_prefixed_protobuf
 from p2pmesh.adapters.p2p import hardening
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
 from p2pmesh.adapters.p2p.keys import peer_id_of
-from p2pmesh.adapters.p2p.yamux import Vigilance, YamuxConnection
+from p2pmesh.adapters.p2p.yamux import YamuxConnection
+from p2pmesh.adapters.p2p.yamux_pings import Vigilance
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 from p2pmesh.ports.network import ByteStream, FaultKind, PeerFault
@@ -129,7 +130,9 @@ async def test_a_peer_that_comes_back_is_not_kept_out_by_connections_that_have_g
             await secured(socket, victim, 1)  # and never a word again, as of a machine without power
         await wait_for_connections(node, 1)
         (peer,) = node.connected_peers()
-        old = await connections_when(node, peer, lambda found: len(found) == 2 and all(one.is_silent for one in found))
+        old = await connections_when(
+            node, peer, lambda found: len(found) == 2 and all(one.pings.is_silent for one in found)
+        )
         socket = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", victim.port))
         await secured(socket, victim, 1)
         await connections_when(node, peer, lambda found: len(found) == 2 and found[-1] not in old)

@@ -14,7 +14,7 @@ import trio
 
 from p2pmesh.adapters.p2p.addresses import every_interface
 from p2pmesh.adapters.p2p.host import STOP_TIMEOUT_S, Libp2pNetwork, open_network
-from p2pmesh.adapters.p2p.yamux import Vigilance
+from p2pmesh.adapters.p2p.yamux_pings import Vigilance
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable
 from p2pmesh.base.ids import PeerId
 from p2pmesh.core.addresses import InterfaceAddress

@@ -16,7 +16,7 @@ import trio
 from p2pmesh.adapters.identity import new_identity
 from p2pmesh.adapters.p2p.gossip import HEARTBEAT_S
 from p2pmesh.adapters.p2p.host import Libp2pNetwork, open_network
-from p2pmesh.adapters.p2p.yamux import Vigilance
+from p2pmesh.adapters.p2p.yamux_pings import Vigilance
 from p2pmesh.ports.network import PeerConnected
 from tests.adapters.p2p.gossip_process import REPEAT_S, TOPIC
 from tests.fakes.identity import fake_identity

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from p2pmesh.adapters.p2p import yamux
 from p2pmesh.adapters.p2p.streams import PeerStream
-from p2pmesh.adapters.p2p.yamux import INITIAL_WINDOW_BYTES, Vigilance, YamuxConnection
+from p2pmesh.adapters.p2p.yamux import INITIAL_WINDOW_BYTES, YamuxConnection
 from p2pmesh.adapters.p2p.yamux_frames import (
     ACK,
     DATA,
@@ -27,6 +27,7 @@ from p2pmesh.adapters.p2p.yamux_frames import (
     WINDOW_UPDATE,
     FrameParser,
 )
+from p2pmesh.adapters.p2p.yamux_pings import Vigilance
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES, MAX_STREAMS_PER_PEER
 from p2pmesh.ports.network import FaultKind
 
@@ -452,7 +453,7 @@ async def test_pings_are_answered_and_measure_the_round_trip(autojump_clock: Moc
     await trio.sleep(0.5)
     channel._say.send_nowait(frame(PING, ACK, 0, 1) + frame(PING, SYN, 0, 4711))
     await trio.sleep(0.1)
-    assert connection.round_trip_s == pytest.approx(0.5)
+    assert connection.pings.smoothed_s == pytest.approx(0.5)
     assert channel.heard() == [(PING, ACK, 0, 4711)]
 
 
@@ -465,7 +466,7 @@ async def test_of_recent_pings_the_slowest_but_one_is_told(autojump_clock: MockC
         await trio.sleep(took_s)
         channel._say.send_nowait(frame(PING, ACK, 0, number))
         await trio.sleep(2.0 - took_s)
-        told.append(connection.slowest_round_trip_s)
+        told.append(connection.pings.slowest_s)
     assert told == [None, None, None, pytest.approx(0.3)]
 
 
