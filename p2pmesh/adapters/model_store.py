@@ -498,7 +498,7 @@ def _stage_memory_bytes(path: Path, context_tokens: int, lanes: int) -> int:
 def _stage_reads(path: Path, *, is_last: bool) -> StageReads:
     def reads_of(index: GgufIndex) -> StageReads:
         layers, output = decode_reads(index)
-        return StageReads(index.architecture, sum(layers) + output * is_last)
+        return StageReads(index.architecture, sum(layers) + output * is_last, output * is_last)
 
     return _of_stage_file(path, reads_of)
 

@@ -24,7 +24,7 @@ A rough guess: a quarter to three quarters were measured with small quantized mo
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one kind of model. ``prefill_bytes_per_s`` counts weights once for each token; 0: not measured."""
+    """Of one kind of model. ``prefill_bytes_per_s`` counts the layers' weights once for each token; 0: not measured."""
 
     architecture: str
     size_class: int
@@ -54,7 +54,7 @@ def _kind(speed: Speed) -> tuple[str, int]:
 
 def _is_news(old: Speed, new: Speed) -> bool:
     age_ms = new.measured_unix_ms - old.measured_unix_ms
-    if age_ms >= REFRESH_MS or age_ms < 0:
+    if age_ms >= REFRESH_MS or age_ms < 0 or (new.prefill_bytes_per_s and not old.prefill_bytes_per_s):
         return True
     difference = abs(new.decode_bytes_per_s - old.decode_bytes_per_s)
     return 100 * difference > CLEAR_PERCENT * old.decode_bytes_per_s

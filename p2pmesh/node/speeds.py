@@ -31,7 +31,7 @@ class Speeds:
             reads.architecture,
             size_class_of(reads.read_bytes),
             _rate(reads.read_bytes, facts.decode_us),
-            _rate(reads.read_bytes, facts.prefill_us),
+            _rate(reads.read_bytes - reads.output_bytes, facts.prefill_us),
             self._clock.unix_ms(),
         )
         known = note_speed(self.known, found)

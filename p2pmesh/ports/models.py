@@ -62,10 +62,11 @@ class StageArtifact:
 
 @dataclass(frozen=True, slots=True)
 class StageReads:
-    """What a decoded token reads of a stage file."""
+    """What a decoded token reads of a stage file; ``output_bytes`` of it are the output head's, where it has one."""
 
     architecture: str
     read_bytes: int
+    output_bytes: int = 0
 
 
 class ArtifactReception(Protocol):

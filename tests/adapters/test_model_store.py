@@ -22,7 +22,8 @@ from p2pmesh.adapters.partial_files import MAX_PARTIAL_FILES
 from p2pmesh.adapters.stage_cache import StageCache
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
 from p2pmesh.base.ids import Digest, LayerRange
-from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact
+from p2pmesh.model.cost import decode_reads
+from p2pmesh.ports.models import ModelFile, ModelStore, StageArtifact, StageReads
 from p2pmesh.wire.pieces import PieceList
 from tests.fakes.models import pieces_of
 from tests.fakes.tiny_gguf import encode_gguf, text, tiny_gemma3, tiny_llama
@@ -280,6 +281,15 @@ async def test_a_cut_is_the_planned_file(home: Home) -> None:
     assert content(artifact) == expected
     assert (artifact.digest, artifact.size_bytes) == (sha256(expected), len(expected))
     assert home.kept() == {f"{artifact.digest}.gguf"}
+
+
+async def test_only_a_last_stage_reads_the_output_head(home: Home) -> None:
+    store = home.store()
+    model = await resolved(home, store)
+    middle, last = await store.cut(model, MIDDLE), await store.cut(model, LayerRange(2, 4))
+    layers, output = decode_reads(model.index)
+    assert await store.stage_reads(middle, is_last=False) == StageReads("llama", sum(layers[1:3]))
+    assert await store.stage_reads(last, is_last=True) == StageReads("llama", sum(layers[2:4]) + output, output)
 
 
 async def test_the_whole_range_is_the_model_itself(home: Home) -> None:

@@ -45,6 +45,13 @@ def test_the_nearest_kind_stands_in() -> None:
     assert decode_speed_for((), "llama", MIB) == 0
 
 
+def test_a_first_prefill_speed_is_news() -> None:
+    without = note_speed((), speed("llama", 5, 1000))
+    found = Speed("llama", 5, 1000, 7000, UnixMillis(1))
+    assert note_speed(without, found) == (found,)
+    assert note_speed((found,), speed("llama", 5, 1000, 2)) == (found,)
+
+
 def test_a_peer_is_announced_with_its_largest_kind() -> None:
     assert headline_speed(()) == 0
     assert headline_speed((speed("a", 3, 30), speed("b", 9, 90, 1), speed("c", 9, 91, 2))) == 91

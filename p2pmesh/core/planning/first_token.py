@@ -3,10 +3,10 @@
 Owns that arithmetic, for a prompt of which nothing is kept and beside which nothing runs. It is shown, and decides
 nothing: which placement is best is ``pricing``'s to say, by the time of a decoded token.
 
-A stage reads a token's weights, and the cache before it, at the speed that was measured of its peer with prompts; the
-last one computes one row of logits. A stage sends a chunk on when all of it is computed, and a chunk waits for the one
-before it at each stage and on each link. Of ``PREFILL_CREDITS`` chunks on their way the first must be through before
-another begins.
+A stage reads the weights of its layers for each token, and the cache before it ``ATTENTION_FACTOR`` times, at the speed
+that was measured of its peer with prompts; the last one computes one row of logits. A stage sends a chunk on when it
+is computed, and a chunk waits for the one before it at each stage and on each link. Of ``PREFILL_CREDITS`` chunks on
+their way the first must be through before another begins.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,10 @@ from p2pmesh.core.planning.bytes import PREDICTED_POSITION
 from p2pmesh.core.planning.outcome import PlannedStage
 from p2pmesh.core.planning.pricing import SLOWEST_BYTES_PER_S, Prices, compute_us
 from p2pmesh.core.planning.request import PlanningPeer, PlanRequest
+
+ATTENTION_FACTOR = 2
+"""Rows of a prompt attend so much slower than the cache would be read at the speed of weights: each of its keys serves
+several heads. Measured on a processor with prompts up to 1,440 tokens: 2.0 for SmolLM2-135M, 2.7 for gemma-3-270m."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ class _Holder:
     def chunk_us(self, start: int, end: int) -> int:
         """Time of the rows from one position to another, each of which attends to all before it."""
         positions = (start + end - 1) * (end - start) // 2
-        read_bytes = self._weights_bytes * (end - start) + self._cache_bytes * positions // PREDICTED_POSITION
-        return compute_us(read_bytes, self._bytes_per_s)
+        attended_bytes = ATTENTION_FACTOR * self._cache_bytes * positions // PREDICTED_POSITION
+        return compute_us(self._weights_bytes * (end - start) + attended_bytes, self._bytes_per_s)
 
 
 class _Line:

@@ -40,6 +40,7 @@ async def test_two_stages_give_the_tokens_of_one(launcher, make_spec, family, pa
         assert whole.facts.exact_width >= 2
         assert whole.facts.kv_bytes > 0
         assert min(engine.facts.decode_us for engine in (whole, first, last)) > 0
+        assert min(engine.facts.prefill_us for engine in (whole, first, last)) > 0
         assert whole.facts.fingerprint == first.facts.fingerprint == last.facts.fingerprint
         assert len(set(expected)) > 1
 

@@ -10,7 +10,7 @@ from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.base.limits import PREFILL_CHUNK_TOKENS, PREFILL_CREDITS
 from p2pmesh.core.links import LinkMatrix, PairLink
 from p2pmesh.core.planning.bytes import PREDICTED_POSITION
-from p2pmesh.core.planning.first_token import FirstToken, predict_first_token
+from p2pmesh.core.planning.first_token import ATTENTION_FACTOR, FirstToken, predict_first_token
 from p2pmesh.core.planning.outcome import PlannedStage
 from p2pmesh.core.planning.request import DEFAULT_POLICY, PlanningModel, PlanningPeer, PlanRequest, ShapeBytes
 
@@ -40,7 +40,7 @@ def test_one_stage_reads_its_weights_once_for_each_token_and_its_output_head_onc
 def test_each_row_reads_the_cache_of_all_rows_before_it() -> None:
     model = replace(MODEL, cache_reads=(PREDICTED_POSITION,) * 4)  # a byte a layer and position
     with_cache, without = (predicted(asked(model=m), ALONE, 100).ttft_us for m in (model, MODEL))
-    assert with_cache - without == 4 * sum(range(100))
+    assert with_cache - without == ATTENTION_FACTOR * 4 * sum(range(100))
 
 
 def test_stages_work_at_the_same_time_on_chunks_that_follow_each_other() -> None:
