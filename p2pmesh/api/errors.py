@@ -119,6 +119,7 @@ HTTP_ERRORS: Mapping[ErrorCode, HttpError] = MappingProxyType(
                 _C.HOME_IN_USE,
                 _C.HOME_UNUSABLE,
                 _C.NODE_NOT_RUNNING,
+                _C.NODE_UNRESPONSIVE,
                 _C.IDENTITY_DUPLICATED,
                 _C.OWNER_KEY_MISSING,
                 _C.OWNER_KEY_EXISTS,

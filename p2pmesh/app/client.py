@@ -1,6 +1,7 @@
 """Commands that talk to the node of a home over HTTP, as any other client does.
 
-Blocking; a command has nothing else to do. Errors of the node come back under their own codes.
+Blocking; a command has nothing else to do. Errors of the node come back under their own codes. Whether a node that
+keeps silent lives is ``node_watch``'s.
 """
 
 import json
@@ -15,8 +16,9 @@ from p2pmesh.api.errors import HTTP_ERRORS
 from p2pmesh.api.invites import DEADLINE_HEADER
 from p2pmesh.app.claims import now_unix_ms
 from p2pmesh.app.config import ChatOptions
+from p2pmesh.app.node_watch import NodeWatch
 from p2pmesh.app.run_file import RunFile, read_run_file
-from p2pmesh.app.silence import SILENCE_S, Silence
+from p2pmesh.app.silence import SILENCE_S
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -42,19 +44,29 @@ def run_chat(
     tell: Callable[[str], None] = lambda line: None,
     silence_s: float = SILENCE_S,
 ) -> None:
-    """Streams the answer to one prompt into ``write``, as it arises; ``tell``, of another thread, hears of silences."""
+    """Streams the answer to one prompt into ``write``, of another thread, as it arises; ``tell`` hears of silences.
+
+    Raises ``P2PMeshError``: the node's refusals under their own codes, ``NODE_UNRESPONSIVE`` within seconds for a node
+    that answers nothing at all.
+    """
     node, has_begun = read_run_file(options.home), False
-    silence = Silence(lambda: tell(_STALLED if has_begun else _UNBEGUN), silence_s)
-    with silence, _node_errors(options.home), _client(node.api_url) as client:
-        with client.stream("POST", "/v1/chat/completions", headers=_bearer(node), json=_chat_body(options)) as response:
-            if response.status_code != 200:
-                response.read()
-                raise _refusal(response)
-            for event in _events(response):
-                text = _text_of(event)
-                has_begun = has_begun or bool(text)
-                silence.heard()
-                write(text)
+    watch = NodeWatch(node, options.home, lambda: tell(_STALLED if has_begun else _UNBEGUN), silence_s)
+
+    def chat() -> None:
+        nonlocal has_begun
+        headers, body = _bearer(node), _chat_body(options)
+        with _node_errors(options.home), _client(node.api_url) as client:
+            with client.stream("POST", "/v1/chat/completions", headers=headers, json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise _refusal(response)
+                for event in _events(response, watch.lives):
+                    text = _text_of(event)
+                    has_begun = has_begun or bool(text)
+                    watch.heard()
+                    write(text)
+
+    watch.during(chat)
 
 
 def fetch_status(home: Path) -> dict[str, Any]:
@@ -65,14 +77,18 @@ def fetch_status(home: Path) -> dict[str, Any]:
 def ask_console(home: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The answer of the console of the node in ``home``; its refusals under their own codes."""
     node = read_run_file(home)
-    deadline_unix_ms = now_unix_ms() + int((CONSOLE_TIMEOUT_S - CONSOLE_MARGIN_S) * 1000)
-    headers = {**_bearer(node), DEADLINE_HEADER: str(deadline_unix_ms)}
-    with _node_errors(home), _client(node.console_url, CONSOLE_TIMEOUT_S) as client:
-        response = client.request(method, path, headers=headers, json=body)
-        if response.status_code != 200:
-            raise _refusal(response)
-        answer: dict[str, Any] = response.json()
-        return answer
+
+    def ask() -> dict[str, Any]:
+        deadline_unix_ms = now_unix_ms() + int((CONSOLE_TIMEOUT_S - CONSOLE_MARGIN_S) * 1000)
+        headers = {**_bearer(node), DEADLINE_HEADER: str(deadline_unix_ms)}
+        with _node_errors(home), _client(node.console_url, CONSOLE_TIMEOUT_S) as client:
+            response = client.request(method, path, headers=headers, json=body)
+            if response.status_code != 200:
+                raise _refusal(response)
+            answer: dict[str, Any] = response.json()
+            return answer
+
+    return NodeWatch(node, home).during(ask)
 
 
 def _client(base_url: str, read_timeout_s: float = READ_TIMEOUT_S) -> httpx.Client:
@@ -97,7 +113,7 @@ def _node_errors(home: Path) -> Iterator[None]:
     except httpx.HTTPError as error:
         message = f"the connection to the node broke ({type(error).__name__}); see the node's log"
         raise PeerUnavailable(ErrorCode.PEER_LOST, message) from None
-    except ValueError:  # bytes that are not JSON
+    except (ValueError, httpx.InvalidURL):  # bytes that are not JSON, a run file that is not ours
         raise _not_ours() from None
 
 
@@ -114,9 +130,10 @@ def _chat_body(options: ChatOptions) -> dict[str, Any]:
     return {"model": options.model, "messages": messages, "stream": True, **given}
 
 
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON events of a stream up to its end mark; comments are skipped."""
+def _events(response: httpx.Response, note_life: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    """The JSON events of a stream up to its end mark; comments only show that the node lives."""
     for line in response.iter_lines():
+        note_life()
         if len(line) > MAX_EVENT_CHARACTERS:
             raise _not_ours()
         name, _, payload = line.partition(": ")

@@ -36,8 +36,9 @@ def write_run_file(home: Path, record: RunFile) -> None:
 def read_run_file(home: Path) -> RunFile:
     """The node that runs in ``home``; ``ConfigError(NODE_NOT_RUNNING)`` if none does."""
     try:
-        with (home / FILE_NAME).open("rb") as file:
-            data = file.read(MAX_RUN_FILE_BYTES + 1)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hang us; it holds no record either
+        with open(os.open(home / FILE_NAME, flags), "rb") as file:
+            data = file.read(MAX_RUN_FILE_BYTES + 1) or b""
     except FileNotFoundError:
         raise _not_running(home) from None
     except OSError as error:
@@ -80,6 +81,15 @@ def is_process_alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return True
+
+
+def is_process_stopped(pid: int) -> bool:
+    """Whether it stands still by a signal, such as that of Ctrl-Z; false where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return fields.rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])  # its name, before, may hold anything
 
 
 def _decode(data: bytes) -> RunFile | None:

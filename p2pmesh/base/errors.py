@@ -24,6 +24,7 @@ class ErrorCode(StrEnum):
     HOME_IN_USE = "home_in_use"
     HOME_UNUSABLE = "home_unusable"
     NODE_NOT_RUNNING = "node_not_running"
+    NODE_UNRESPONSIVE = "node_unresponsive"
     IDENTITY_DUPLICATED = "identity_duplicated"
     OWNER_KEY_MISSING = "owner_key_missing"
     OWNER_KEY_EXISTS = "owner_key_exists"

@@ -34,6 +34,7 @@ EXIT_CODES: Mapping[ErrorCode, int] = MappingProxyType(
         _C.HOME_IN_USE: 19,
         _C.HOME_UNUSABLE: 20,
         _C.NODE_NOT_RUNNING: 21,
+        _C.NODE_UNRESPONSIVE: 29,
         _C.IDENTITY_DUPLICATED: 27,
         _C.OWNER_KEY_MISSING: 22,
         _C.OWNER_KEY_EXISTS: 23,

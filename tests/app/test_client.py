@@ -15,10 +15,11 @@ from p2pmesh.api.console import console_app
 from p2pmesh.api.exchange import send_json
 from p2pmesh.api.openai.app import openai_app
 from p2pmesh.api.server import bind_port, serve_app, url_of
-from p2pmesh.app import client
+from p2pmesh.app import client, node_watch
 from p2pmesh.app.client import fetch_status, run_chat
 from p2pmesh.app.config import ChatOptions
 from p2pmesh.app.run_file import RunFile, write_run_file
+from p2pmesh.app.silence import SILENCE_S
 from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused
 from p2pmesh.wire.generation import ChatMessage, GenerationDelta
 from tests.fakes.backend import MODEL, FakeBackend, say, started
@@ -148,6 +149,29 @@ async def test_a_node_that_stands_still_is_not_waited_for_long(tmp_path: Path, m
         with pytest.raises(Refused) as raised:
             await in_thread(lambda: fetch_status(tmp_path))
     assert raised.value.code is ErrorCode.DEADLINE_EXCEEDED
+
+
+async def test_a_frozen_node_is_told_from_one_that_takes_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert SILENCE_S + node_watch.LIFE_DEADLINE_S < 8
+    monkeypatch.setattr(node_watch, "LIFE_DEADLINE_S", 0.2)
+    monkeypatch.setattr(client, "CONSOLE_TIMEOUT_S", 20.0)
+    with bind_port("127.0.0.1", 0, "--port") as sock:
+        write_run_file(tmp_path, RunFile(os.getpid(), url_of(sock), url_of(sock), TOKEN, "peer"))
+        for ask in (
+            lambda: fetch_status(tmp_path),
+            lambda: run_chat(ChatOptions(tmp_path, MODEL, "hi"), lambda text: None, silence_s=0.05),
+        ):
+            with pytest.raises(PeerUnavailable) as raised:
+                await in_thread(ask)
+            assert raised.value.code is ErrorCode.NODE_UNRESPONSIVE
+
+
+async def test_a_run_file_with_no_url_is_no_node(tmp_path: Path) -> None:
+    write_run_file(tmp_path, RunFile(os.getpid(), "http://[::1", "http://[::1", TOKEN, "peer"))
+    with pytest.raises(P2PMeshError, match="not a p2pmesh node"):
+        await in_thread(lambda: fetch_status(tmp_path))
 
 
 async def test_a_node_that_does_not_answer_is_not_running(tmp_path: Path) -> None:

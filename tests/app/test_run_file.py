@@ -60,6 +60,14 @@ def test_a_file_that_is_none_is_unusable(tmp_path: Path) -> None:
     assert refusal(tmp_path).code is ErrorCode.HOME_UNUSABLE
 
 
+def test_a_pipe_means_no_node_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    assert refusal(tmp_path).code is ErrorCode.NODE_NOT_RUNNING
+    writer = os.open(tmp_path / "run.json", os.O_RDWR)
+    assert refusal(tmp_path).code is ErrorCode.NODE_NOT_RUNNING
+    os.close(writer)
+
+
 def test_a_home_that_is_none_is_unusable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         write_run_file(tmp_path / "missing", RECORD)
