@@ -1,11 +1,13 @@
 """The home of a node: made on first use, private, held by one process at a time."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from p2pmesh.adapters.private_files import unwritable
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 LOCK_FILE = "lock"
@@ -14,7 +16,7 @@ RECORDS_LOCK_FILE = "records.lock"
 
 @contextmanager
 def hold_home(home: Path) -> Iterator[Path]:
-    """The home, locked; ``ConfigError`` with ``HOME_IN_USE`` or ``HOME_UNUSABLE``.
+    """The home, locked; ``ConfigError`` with ``HOME_IN_USE``, ``HOME_UNUSABLE`` or ``DISK_FULL``.
 
     The kernel drops the lock with the process, however it ends.
     """
@@ -40,6 +42,8 @@ def _hold(home: Path, name: str, in_use: str) -> Iterator[None]:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(home / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise unwritable(home, error) from None
         message = f"the home {home} cannot be used: {error.strerror}; choose another with --home"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
     try:

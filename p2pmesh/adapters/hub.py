@@ -61,6 +61,8 @@ class HubSettings:
     first_wait_s: float = 1.0
     timeout_s: float = 30.0
     question_s: float = QUESTION_DEADLINE_S
+    offline_by: str = "--offline"
+    """What set ``is_offline``."""
 
     def hosts(self) -> tuple[str, ...]:
         """Hosts whose URLs mean this hub."""
@@ -80,7 +82,7 @@ def hub_settings(endpoint: str | None, is_offline: bool, environment: Mapping[st
         where = "--hub-endpoint" if endpoint else ENDPOINT_VARIABLE
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"{where} must be a URL such as {DEFAULT_ENDPOINT}")
     offline = is_offline or environment.get(OFFLINE_VARIABLE, "").lower() in _TRUE
-    return HubSettings(chosen, offline)
+    return HubSettings(chosen, offline, offline_by=OFFLINE_VARIABLE if offline and not is_offline else "--offline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +195,7 @@ class Hub:
         """One job; however this scope ends, the process is gone."""
         if self.settings.is_offline:
             what = job.get("repository") or "a search"
-            raise Refused(
-                ErrorCode.HUB_UNREACHABLE, f"{what} needs the hub, and --offline or {OFFLINE_VARIABLE} is set"
-            )
+            raise Refused(ErrorCode.HUB_UNREACHABLE, f"{what} needs the hub, and {self.settings.offline_by} forbids it")
         settings = self.settings
         line = {
             **job,

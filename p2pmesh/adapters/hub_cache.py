@@ -80,10 +80,14 @@ class FetchedModel:
 
 @dataclass(frozen=True, slots=True)
 class HubCache:
-    """The files under ``root``; ``shared_root`` is the cache of the hub's own tools, if it is to be looked into."""
+    """The files under ``root``; ``shared_root`` is the cache of the hub's own tools, if it is to be looked into.
+
+    With ``is_reading`` what the hub says is not remembered.
+    """
 
     root: Path
     shared_root: Path | None = None
+    is_reading: bool = False
 
     def folder_of(self, repository: str, commit: str) -> Path:
         """Where the files of a commit lie."""
@@ -97,6 +101,8 @@ class HubCache:
 
     def remember(self, record: HubRecord) -> None:
         """Writes what the hub said; names that it was asked under before are kept, and mean this commit from now on."""
+        if self.is_reading:
+            return
         path = self._record_path(record.repository, record.commit)
         known = _read_record(path)
         revisions = tuple(dict.fromkeys((*record.revisions, *(known.revisions if known else ()))))[:_MAX_REVISIONS]

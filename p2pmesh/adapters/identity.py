@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from p2pmesh.adapters.private_files import read_private, sync_directory, write_private
+from p2pmesh.adapters.private_files import read_private, sync_directory, unwritable, write_private
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.ids import PeerId
 
@@ -95,17 +95,17 @@ def identity_of_seed(seed: bytes) -> NodeIdentity:
 
 
 def load_or_create_identity(home: Path) -> NodeIdentity:
-    """The key in ``home/node.key``, created there first if there is none; ``ConfigError(HOME_UNUSABLE)``."""
+    """The key in ``home/node.key``, created there first if there is none.
+
+    ``ConfigError`` with ``HOME_UNUSABLE`` or ``DISK_FULL``.
+    """
     path = home / KEY_FILE_NAME
     try:
         if not path.exists():
             _create_key_file(path)
         return NodeIdentity(_read_key_file(path))
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            ErrorCode.HOME_UNUSABLE, f"cannot use the node key {path}: {reason}; check the directory's owner and space"
-        ) from error
+        raise unwritable(path, error) from error
 
 
 def replace_identity(home: Path) -> NodeIdentity:

@@ -43,6 +43,11 @@ class NamedModel:
     package: PackagedModel | None = None
     source: str = ""
 
+    @property
+    def place(self) -> Path:
+        """Where it lies now: the first of packaged parts that were not joined yet."""
+        return self.path if self.package is None or _exists(self.path) else self.package.parts[0]
+
 
 class ModelNames:
     """The names of one home."""
@@ -198,9 +203,11 @@ def _layer_package(path: Path) -> NamedModel:
 
 
 def _layer_packages(folder: Path) -> list[NamedModel]:
-    """Those that lie right in the folder; a broken one is told of when it is named by its path."""
+    """Those that lie right in the folder, if it is there; a broken one is told of when it is named by its path."""
     found: list[NamedModel] = []
     with files.translated(f"cannot list {folder}"):
+        if not folder.exists():
+            return found
         paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_package(path))
     for path in paths[:_MAX_PACKAGES]:
         with contextlib.suppress(ConfigError):

@@ -13,7 +13,7 @@ from p2pmesh.adapters import model_files as files
 from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_names import NamedModel, shown
 from p2pmesh.adapters.model_packages import PackagedModel
-from p2pmesh.adapters.model_source import PartsSource, open_model
+from p2pmesh.adapters.model_source import ChunkedSource, PartsSource, open_model
 from p2pmesh.adapters.package_files import PackageSource, is_package
 from p2pmesh.base.errors import ConfigError, ErrorCode, RemoteProtocolError
 from p2pmesh.base.ids import Digest
@@ -34,26 +34,40 @@ class ModelReader:
         self._indexes: dict[tuple[Path, files.FileStamp], GgufIndex] = {}
 
     def index_of_named(self, named: NamedModel) -> GgufIndex:
-        """The head of a model, its packaged parts joined before."""
-        if named.package is not None:
-            self._join(named.package, named.path)
-        with self.open(named.path) as source:
+        """The head of a model; nothing is written for it."""
+        with self._open_as_it_is(named) as source:
             return self.index_of(source)
 
     def load(self, named: NamedModel) -> ModelFile:
-        """A model with its digest, for which a file is read whole unless it is unchanged since it was."""
+        """A model with its digest, for which a file is read whole unless it is unchanged since it was.
+
+        Packaged parts are joined before; raises ``Refused(DISK_FULL)`` where that cannot be.
+        """
         if named.package is not None:
             self._join(named.package, named.path)
         with self.open(named.path) as source:
-            index = self.index_of(source)
-            digest = self.digest_of_model(source)
-            has_changed = source.has_changed()
-        if has_changed:
+            return self._read_whole(named, source)
+
+    def inspect(self, named: NamedModel) -> ModelFile:
+        """As ``load``, and nothing is written for it: ``path`` is that of the first of several packaged parts."""
+        with self._open_as_it_is(named) as source:
+            return self._read_whole(named, source)
+
+    def _read_whole(self, named: NamedModel, source: files.OpenSource) -> ModelFile:
+        index = self.index_of(source)
+        digest = self.digest_of_model(source)
+        if source.has_changed():
             raise ConfigError(
                 ErrorCode.GGUF_INVALID,
-                f"{named.path} changed while it was read: wait until it is complete, then try again",
+                f"{source.path} changed while it was read: wait until it is complete, then try again",
             )
-        return ModelFile(named.name, str(named.path), digest, index.size_bytes, index, named.source)
+        return ModelFile(named.name, str(source.path), digest, index.size_bytes, index, named.source)
+
+    def _open_as_it_is(self, named: NamedModel) -> files.FileSource | PartsSource | PackageSource | ChunkedSource:
+        package = named.package
+        if package is None or _is_joined(package, named.path):
+            return self.open(named.path)
+        return ChunkedSource(package.parts)
 
     def open(self, path: Path) -> files.FileSource | PartsSource | PackageSource:
         """One file, its parts, or a layer package."""
@@ -86,11 +100,9 @@ class ModelReader:
 
     def _join(self, package: PackagedModel, path: Path) -> None:
         """Joins a packaged model's parts at ``path``, unless that was done before."""
-        wanted = sum(part.stat().st_size for part in package.parts)
-        stamp = files.stamp_of(path)
-        if stamp is not None and stamp.size_bytes == wanted:
+        if _is_joined(package, path):
             return
-        files.require_free(path.parent, wanted, self._disk)
+        files.require_free(path.parent, _size_of(package), self._disk)
         with files.pending_file(path.parent, self._disk) as pending:
             for part in package.parts:
                 with files.FileSource(part) as source:
@@ -103,6 +115,15 @@ class ModelReader:
                 )
             digest = pending.digest
             self._ledger.remember_digest(path, pending.commit(path), digest)
+
+
+def _is_joined(package: PackagedModel, path: Path) -> bool:
+    stamp = files.stamp_of(path)
+    return stamp is not None and stamp.size_bytes == _size_of(package)
+
+
+def _size_of(package: PackagedModel) -> int:
+    return sum(part.stat().st_size for part in package.parts)
 
 
 def _checkpoint() -> None:

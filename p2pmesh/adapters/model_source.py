@@ -7,6 +7,7 @@ and errors of a single file are ``model_files``'.
 import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from pathlib import Path
 
 from p2pmesh.adapters import model_files as files
@@ -46,6 +47,44 @@ class PartsSource:
     def has_changed(self) -> bool:
         """Whether one of the open parts is no longer what it was."""
         return any(part.has_changed() for part in self._parts)
+
+
+class ChunkedSource:
+    """A file that was cut into chunks without regard to what is in it, as pip brings them; ``path`` is the first's."""
+
+    __slots__ = ("_chunks", "_ends", "_stack", "path", "stamp")
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.path = paths[0]
+        with ExitStack() as stack:
+            self._chunks = [stack.enter_context(files.FileSource(path)) for path in paths]
+            self._ends = tuple(accumulate(chunk.size_bytes for chunk in self._chunks))
+            self.stamp = _joined_stamp([chunk.stamp for chunk in self._chunks])
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> "ChunkedSource":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the whole file."""
+        return self._ends[-1]
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        """Up to ``count`` bytes of the whole file; fewer only at the end."""
+        data = bytearray()
+        for chunk, end in zip(self._chunks, self._ends, strict=True):
+            if len(data) < count and offset + len(data) < end:
+                start = end - chunk.size_bytes
+                data += chunk.read_at(offset + len(data) - start, count - len(data))
+        return bytes(data)
+
+    def has_changed(self) -> bool:
+        """Whether one of the open chunks is no longer what it was."""
+        return any(chunk.has_changed() for chunk in self._chunks)
 
 
 def open_model(path: Path) -> files.FileSource | PartsSource:

@@ -99,7 +99,9 @@ class _KeyedLocks:
 class DiskModelStore:
     """The store of one home. Construct it once per process and home; construction removes what dead processes left.
 
-    Raises ``ConfigError(HOME_UNUSABLE)`` when the directories cannot be made.
+    With a ``hub_cache`` that is only read it only looks, too: no directory is made, nothing removed, and a home that
+    nobody may write, or that is not there, is as good as any. Otherwise raises ``ConfigError(HOME_UNUSABLE)`` when the
+    directories cannot be made, ``Refused(DISK_FULL)``.
     """
 
     def __init__(
@@ -116,16 +118,18 @@ class DiskModelStore:
         disk = disk if disk is not None else files.Disk()
         joined, assembled = cache_directory / "models", cache_directory / "packages"
         self._packages = assembled
-        with files.translated(f"cannot use {cache_directory}"):
-            for directory in (models_directory, cache_directory, joined):
-                directory.mkdir(parents=True, exist_ok=True)
-                files.remove_leftovers(directory)
-            assembled.mkdir(exist_ok=True)
-            remove_assembled(assembled)
-            self._ledger = ModelLedger(cache_directory / "ledger.json")
-            self._reader = ModelReader(self._ledger, disk)
-            self._stages = StageCache(cache_directory, quota_bytes, disk, self._ledger, self._reader.digest_of)
         self.hub_cache = hub_cache if hub_cache is not None else HubCache(cache_directory / "hub")
+        self._ledger = ModelLedger(cache_directory / "ledger.json")
+        self._reader = ModelReader(self._ledger, disk)
+        self._stages = StageCache(cache_directory, quota_bytes, disk, self._ledger, self._reader.digest_of)
+        if not self.hub_cache.is_reading:
+            with files.translated(f"cannot use {cache_directory}"):
+                for directory in (models_directory, cache_directory, joined):
+                    directory.mkdir(parents=True, exist_ok=True)
+                    files.remove_leftovers(directory)
+                assembled.mkdir(exist_ok=True)
+                remove_assembled(assembled)
+                self._stages.open()
         self._names = ModelNames(models_directory, joined, packages, self.hub_cache, hub_hosts)
         self._models: dict[Digest, ModelFile] = {}
         self._fragments: dict[Digest, Path] = {}
@@ -170,9 +174,8 @@ class DiskModelStore:
         return tuple(sorted(models, key=lambda model: (model.name, model.path)))
 
     async def survey(self, *, with_packages: bool = True) -> tuple[tuple[NamedModel, GgufIndex], ...]:
-        """As ``list_models``, from headers alone: no digest is made, which would read every file whole.
-
-        Without ``with_packages`` what pip installed is left out, and none of its parts are joined.
+        """As ``list_models``, from headers alone: no digest is made, which would read every file whole, and no packaged
+        parts are joined. Without ``with_packages`` what pip installed is left out.
         """
         found: list[tuple[NamedModel, GgufIndex]] = []
         for named in await self._run(self._names.all):
@@ -203,7 +206,7 @@ class DiskModelStore:
         for named in await self._run(self._names.all):
             if not await self._run(partial(_may_be, named, digest, size_bytes)):
                 continue
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(ConfigError, Refused):  # packaged parts that no disk has room to join
                 model = await self.load(named)
                 if model.digest == digest:
                     return model
@@ -354,7 +357,8 @@ class DiskModelStore:
     async def load(self, named: NamedModel) -> ModelFile:
         """Reads a model that ``find`` found; ``ConfigError`` says what is wrong with its files."""
         async with self._locks.holding(str(named.path)):
-            model = await self._run(lambda: self._reader.load(named))
+            read = self._reader.inspect if self.hub_cache.is_reading else self._reader.load
+            model = await self._run(lambda: read(named))
         self._models[model.digest] = model
         _drop_oldest(self._models, _MAX_MODELS)
         return model

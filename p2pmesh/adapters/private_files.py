@@ -4,6 +4,7 @@ Owns mode, atomicity and durability; what the bytes mean is for those who write 
 """
 
 import contextlib
+import errno
 import math
 import os
 import re
@@ -29,7 +30,7 @@ _OLD_DRAFT_AGE_S = 3600.0
 def write_private(path: Path, data: bytes) -> None:
     """Puts ``data`` under ``path`` with mode 0600, durably: after a crash the old bytes stand there, or the new.
 
-    Its directory is made if need be. ``ConfigError(HOME_UNUSABLE)`` where that cannot be done.
+    Its directory is made if need be. Raises as ``unwritable`` says where that cannot be done.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,8 +46,16 @@ def write_private(path: Path, data: bytes) -> None:
             raise
         sync_directory(path.parent)
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}; check the directory's owner and space"
-        raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """Says that a file or directory of a home cannot be written: ``DISK_FULL`` where room is what is missing."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"{path} cannot be written: the disk is full; free some space or use a --home on another disk"
+        return ConfigError(ErrorCode.DISK_FULL, text)
+    text = f"{path} cannot be written: {error.strerror or error}; check its owner, or choose another --home"
+    return ConfigError(ErrorCode.HOME_UNUSABLE, text)
 
 
 def read_private(path: Path, max_bytes: int, *, is_ours: bool = True) -> bytes | None:

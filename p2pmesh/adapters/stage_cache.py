@@ -31,7 +31,7 @@ DigestOf = Callable[[files.OpenSource], Digest]
 
 
 class StageCache:
-    """The stages of one home's cache. Construction makes its directories and removes what dead processes left."""
+    """The stages of one home's cache, to be opened before one is written or received."""
 
     def __init__(
         self, cache_directory: Path, quota_bytes: int, disk: files.Disk, ledger: ModelLedger, digest_of: DigestOf
@@ -42,15 +42,18 @@ class StageCache:
         self._disk = disk
         self._ledger = ledger
         self._digest_of = digest_of
-        partial, pieces = cache_directory / "partial", cache_directory / "pieces"
-        for directory in (self._directory, partial, pieces):
-            directory.mkdir(parents=True, exist_ok=True)
-            files.remove_leftovers(directory)
-        self.pieces = PieceLists(pieces)
-        self._partial = PartialFiles(partial, disk)
-        self._partial.tidy()
+        self.pieces = PieceLists(cache_directory / "pieces")
+        self._partial = PartialFiles(cache_directory / "partial", disk)
         self.holds = FileHolds()
         self._room = threading.Lock()
+
+    def open(self) -> None:
+        """Makes the directories and removes what dead processes left; raises ``OSError``."""
+        for name in ("stages", "partial", "pieces"):
+            directory = self._cache / name
+            directory.mkdir(parents=True, exist_ok=True)
+            files.remove_leftovers(directory)
+        self._partial.tidy()
 
     def pending(self, size_bytes: int) -> AbstractContextManager[files.PendingFile]:
         """A stage to be written, with room made for it; ``Refused(DISK_FULL)``."""

@@ -36,6 +36,7 @@ class ModelAccess:
 
         ``Refused(HUB_UNREACHABLE)`` where it would have to be fetched and this is forbidden.
         """
+        by = self.hub.settings.offline_by
         for reference in references:
             found = self.store.find(reference)
             if not isinstance(found, HubReference):
@@ -43,7 +44,7 @@ class ModelAccess:
                     self.store.check(found)
             elif self.hub.settings.is_offline:
                 raise Refused(
-                    ErrorCode.HUB_UNREACHABLE, f"{found} is not on this machine, and --offline forbids to fetch it"
+                    ErrorCode.HUB_UNREACHABLE, f"{found} is not on this machine, and {by} forbids to fetch it"
                 )
 
     async def obtain(self, reference: str, watch: Progress) -> ModelFile:
@@ -58,7 +59,7 @@ class ModelAccess:
         if fetched is None or await self._is_sound(fetched):
             return await self.store.load(found)
         if self.hub.settings.is_offline:
-            text = f"{found.path} is damaged, and --offline forbids to fetch it again"
+            text = f"{found.path} is damaged, and {self.hub.settings.offline_by} forbids to fetch it again"
             raise ConfigError(ErrorCode.ARTIFACT_CORRUPT, text)
         await trio.to_thread.run_sync(self._put_aside, fetched)
         repository, _, commit = fetched.source.removeprefix(HUB_SCHEME).partition("@")
@@ -98,10 +99,12 @@ def open_access(
     hub_endpoint: str | None = None,
     is_offline: bool = False,
     quota_bytes: int = DEFAULT_QUOTA_BYTES,
+    *,
+    is_reading: bool = False,
 ) -> ModelAccess:
-    """The models of ``home``, with the hub that was typed, or that the environment names."""
+    """The models of ``home``, with the hub that was typed, or that the environment names; ``is_reading`` only looks."""
     settings = hub_settings(hub_endpoint, is_offline, os.environ)
-    cache = HubCache(home / "cache" / "hub", shared_cache_root(os.environ))
+    cache = HubCache(home / "cache" / "hub", shared_cache_root(os.environ), is_reading)
     store = DiskModelStore(
         home / "models", home / "cache", quota_bytes=quota_bytes, hub_cache=cache, hub_hosts=settings.hosts()
     )

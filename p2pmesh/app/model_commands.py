@@ -51,25 +51,25 @@ class ModelsOptions:
     context_tokens: int = DEFAULT_CONTEXT_TOKENS
     lanes: int = DEFAULT_LANES
 
-    def open(self) -> ModelAccess:
+    def open(self, *, is_reading: bool = False) -> ModelAccess:
         """The models of the home, with a hub that is waited for as long as somebody sits before it."""
-        access = open_access(self.home, self.hub_endpoint, self.is_offline)
+        access = open_access(self.home, self.hub_endpoint, self.is_offline, is_reading=is_reading)
         settings = replace(access.hub.settings, question_s=COMMAND_QUESTION_DEADLINE_S)
         return ModelAccess(access.store, Hub(access.hub.cache, settings))
 
 
 def list_models(options: ModelsOptions) -> list[dict[str, Any]]:
     """Name, size, layers and path of each model that ``--model`` finds by name."""
-    return [_summary(named.name, index, named.source, str(named.path)) for named, index in trio.run(_survey, options)]
+    return [_summary(named.name, index, named.source, str(named.place)) for named, index in trio.run(_survey, options)]
 
 
 def list_unusable(options: ModelsOptions) -> tuple[tuple[str, str], ...]:
     """Files among the home's models that are none, and why."""
-    return tuple((str(path), why) for path, why in trio.run(options.open().store.unusable))
+    return tuple((str(path), why) for path, why in trio.run(options.open(is_reading=True).store.unusable))
 
 
 async def _survey(options: ModelsOptions) -> tuple[tuple[NamedModel, GgufIndex], ...]:
-    return await options.open().store.survey()
+    return await options.open(is_reading=True).store.survey()
 
 
 def list_catalog() -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def search_hub(
     """Repositories with GGUF files, those downloaded most first."""
     if limit < 1:
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"--limit must be at least 1, not {limit}")
-    hub = options.open().hub
+    hub = options.open(is_reading=True).hub
     with _asking(hub, "is asked", SEARCH_DEADLINE_S, tell, silence_s):
         found = trio.run(hub.search, query, limit)
     return [
@@ -111,7 +111,7 @@ def show_model(
     options: ModelsOptions, reference: str, tell: Tell = _tell_nobody, silence_s: float = SILENCE_S
 ) -> dict[str, Any]:
     """What one model holds, needs, and where it would fit; of a repository that is not here, what it offers."""
-    access = options.open()
+    access = options.open(is_reading=True)
     found = access.store.find(reference)
     if isinstance(found, HubReference):
         with _asking_for(access.hub, found, tell, silence_s):

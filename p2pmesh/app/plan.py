@@ -77,7 +77,7 @@ def _invalid(text: str) -> ConfigError:
 def make_plan(options: PlanOptions) -> Facts:
     """The plan; ``placement`` or ``refusal`` in it is null."""
     known = _known_peers(options)
-    model = trio.run(open_access(options.home).store.resolve, options.model)
+    model = trio.run(open_access(options.home, is_reading=True).store.resolve, options.model)
     request = _request(options, model, known)
     plan = plan_placement(request)
     return {

@@ -14,7 +14,14 @@ from typing import Any
 
 import trio
 
-from p2pmesh.base.errors import ErrorCode, P2PMeshError, PeerUnavailable, Refused, RemoteProtocolError
+from p2pmesh.base.errors import (
+    ConfigError,
+    ErrorCode,
+    P2PMeshError,
+    PeerUnavailable,
+    Refused,
+    RemoteProtocolError,
+)
 from p2pmesh.base.ids import Digest, LayerRange, PeerId
 from p2pmesh.base.quantities import format_size
 from p2pmesh.core.coordination import StageState
@@ -484,24 +491,36 @@ class Stages:
 
     async def _find_or_fetch(self, load: LoadStage, source: PeerId, report_status: ReportStatus) -> StageArtifact:
         store = self._parts.store
-        layers = load.layers
-        model = await store.find_by_digest(Digest(load.model_digest), load.model_bytes)
-        if model is not None:
-            artifact = await store.cut(model, layers)
-            if artifact.digest == load.artifact_digest:
-                return artifact
-            store.release(artifact.digest)
+        why_not: P2PMeshError = Refused(
+            ErrorCode.ARTIFACT_UNKNOWN, "the stage file is not here, and its coordinator does not give it"
+        )
+        try:
+            cut = await self._cut_here(load)
+        except (ConfigError, Refused) as error:  # a file that changed, a full disk: what peers give may yet do
+            cut, why_not = None, error
+        if cut is not None:
+            return cut
         cached = await store.find_artifact(Digest(load.artifact_digest))
         if cached is not None:
             return cached
         if load.pieces_digest is None:
-            raise Refused(
-                ErrorCode.ARTIFACT_UNKNOWN, "the stage file is not here, and its coordinator does not give it"
-            )
+            raise why_not
         self._report("stage_loading", _stage_fields(load) | {"bytes": load.artifact_bytes, "source": source})
         artifact, counts = await self._fetching.fetch(load, source, report_status)
         self._report("stage_fetched", _stage_fields(load) | _cost_of(counts))
         return artifact
+
+    async def _cut_here(self, load: LoadStage) -> StageArtifact | None:
+        """The stage file out of a model of this machine, if there is one and it gives that file."""
+        store = self._parts.store
+        model = await store.find_by_digest(Digest(load.model_digest), load.model_bytes)
+        if model is None:
+            return None
+        artifact = await store.cut(model, load.layers)
+        if artifact.digest == load.artifact_digest:
+            return artifact
+        store.release(artifact.digest)
+        return None
 
     async def _note_speed(self, artifact: StageArtifact, load: LoadStage, facts: EngineFacts) -> None:
         """What a stage's engine took says how fast this peer is with models of that kind."""

@@ -166,7 +166,9 @@ async def test_a_search_lists_repositories(setup: Setup) -> None:
 
 def test_the_endpoint_is_what_was_typed_then_the_environment() -> None:
     environment = {"HF_ENDPOINT": "http://a.lan/", "HF_HUB_OFFLINE": "1"}
-    assert hub_settings(None, False, environment) == HubSettings("http://a.lan", is_offline=True)
+    assert hub_settings(None, False, environment) == HubSettings(
+        "http://a.lan", is_offline=True, offline_by="HF_HUB_OFFLINE"
+    )
     assert hub_settings("http://b.lan:8080", False, {}).hosts() == ("b.lan:8080",)
     assert "huggingface.co" in hub_settings(None, True, {}).hosts()
     for wrong in ("b.lan", "ftp://b.lan", "http://", "http://b:x"):

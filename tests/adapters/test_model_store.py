@@ -15,8 +15,10 @@ import pytest
 import trio
 
 from p2pmesh.adapters import model_files
+from p2pmesh.adapters.hub_cache import HubCache
 from p2pmesh.adapters.model_ledger import ModelLedger
 from p2pmesh.adapters.model_packages import DEMO_MODEL, PackagedModel, installed_models
+from p2pmesh.adapters.model_source import ChunkedSource
 from p2pmesh.adapters.model_store import DiskModelStore
 from p2pmesh.adapters.partial_files import MAX_PARTIAL_FILES
 from p2pmesh.adapters.stage_cache import StageCache
@@ -161,6 +163,44 @@ async def test_packaged_parts_are_joined_once(home: Home, tmp_path: Path) -> Non
     inode = inode_of(model)
     again = await home.store(packages=(package,)).resolve("joined")
     assert (again.digest, inode_of(again)) == (sha256(LLAMA), inode)
+
+
+async def test_packaged_parts_are_listed_and_read_as_they_are(home: Home, tmp_path: Path) -> None:
+    package = packaged(tmp_path)
+    store = home.store(packages=(package,))
+    [(named, index)] = await store.survey()
+    assert (named.place, index.layer_count) == (package.parts[0], 4)
+    assert list((home.cache / "models").iterdir()) == []
+    with ChunkedSource(package.parts) as source:
+        assert source.size_bytes == len(LLAMA)
+        for offset, count in ((0, 10), (99_990, 20), (99_990, 150_000), (len(LLAMA) - 5, 9), (len(LLAMA), 1)):
+            assert source.read_at(offset, count) == LLAMA[offset : offset + count]
+        assert not source.has_changed()
+        package.parts[1].write_bytes(b"other")
+        os.utime(package.parts[1], ns=(1, 1))
+        assert source.has_changed()
+
+
+async def test_parts_that_no_disk_has_room_to_join_are_no_model_to_be_found_by_its_digest(
+    home: Home, tmp_path: Path
+) -> None:
+    counting = CountingDisk()
+    counting.free_bytes = 1000
+    store = home.store(packages=(packaged(tmp_path, sha256(LLAMA)),), disk=counting.disk())
+    assert await store.find_by_digest(sha256(LLAMA), len(LLAMA)) is None
+    assert (await error_of(store.resolve("joined"))).code is ErrorCode.DISK_FULL
+
+
+async def test_who_only_looks_needs_no_home(home: Home, tmp_path: Path) -> None:
+    package = packaged(tmp_path, sha256(LLAMA))
+    place = tmp_path / "nowhere"
+    looking = HubCache(place / "cache" / "hub", is_reading=True)
+    store = DiskModelStore(place / "models", place / "cache", packages=lambda: (package,), hub_cache=looking)
+    assert [named.name for named, _ in await store.survey()] == ["joined"]
+    assert await store.unusable() == ()
+    model = await store.resolve("joined")
+    assert (model.digest, model.path, model.size_bytes) == (sha256(LLAMA), str(package.parts[0]), len(LLAMA))
+    assert not place.exists()
 
 
 async def test_damaged_parts_are_noticed_and_leave_nothing(home: Home, tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """What cannot work ends with one line, a code of its own, and nothing half written."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -133,6 +137,28 @@ def test_a_home_in_use_and_a_home_that_is_a_file(peers: Peers, tmp_path: Path) -
     assert run_command("up", home=occupied).returncode == EXIT_CODES[ErrorCode.HOME_UNUSABLE]
 
 
+FULL_DISK = """
+mount -t tmpfs -o size=64k,mode=700 none "$1" && { head -c 65536 /dev/zero > "$1/ballast"; true; } 2>/dev/null
+for home in "$1" "$1/new"; do
+    "$2" -m p2pmesh up --port 0 --console-port 0 --listen /ip4/127.0.0.1/tcp/0 --home "$home"
+    echo "exit $?"
+done
+find "$1" -type f -size +0 ! -name ballast
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a disk takes root")
+def test_a_home_on_a_disk_without_a_free_byte(tmp_path: Path) -> None:
+    command = ["unshare", "--mount", "sh", "-c", FULL_DISK, "sh", str(tmp_path), sys.executable]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "mount:" in ended.stderr or "unshare:" in ended.stderr:
+        pytest.skip(ended.stderr.splitlines()[0])
+    assert ended.stdout.split("\n") == [f"exit {EXIT_CODES[ErrorCode.DISK_FULL]}"] * 2 + [""]
+    first, second = ended.stderr.splitlines()
+    assert "the disk is full" in first
+    assert "the disk is full" in second
+
+
 def test_commands_without_a_node(tmp_path: Path) -> None:
     for arguments in (("status",), ("chat", "m", "hi")):
         ended = run_command(*arguments, home=tmp_path / "home")
@@ -183,9 +209,18 @@ def test_a_peer_that_hangs_before_it_says_who_it_is(peers: Peers, tmp_path: Path
     invite = node.invite
     node.send_signal(signal.SIGSTOP)
     try:
-        assert up(tmp_path / "home", "--join", invite)[0] == EXIT_CODES[ErrorCode.PEER_UNREACHABLE]
+        with ThreadPoolExecutor() as pool:
+            asked = (("status",), ("chat", "m", "hi"), ("invite", "list"))
+            answers = [pool.submit(run_command, *arguments, home=node.home, timeout_s=60) for arguments in asked]
+            assert up(tmp_path / "home", "--join", invite)[0] == EXIT_CODES[ErrorCode.PEER_UNREACHABLE]
+            for answer in answers:
+                ended = answer.result()
+                assert ended.returncode == EXIT_CODES[ErrorCode.NODE_UNRESPONSIVE], ended.stderr
+                assert f"kill -CONT {node.process.pid}" in ended.stderr
+                assert (ended.stdout, ended.stderr.count("\n")) == ("", 1)
     finally:
         node.send_signal(signal.SIGCONT)
+    assert run_command("status", home=node.home).returncode == 0
 
 
 def test_a_listener_that_accepts_and_closes(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from p2pmesh.base.errors import EngineError, ErrorCode, P2PMeshError, RemoteProtocolError
-from p2pmesh.base.ids import Digest
+from p2pmesh.base.errors import ConfigError, EngineError, ErrorCode, P2PMeshError, Refused, RemoteProtocolError
+from p2pmesh.base.ids import Digest, LayerRange
 from p2pmesh.base.quantities import GIB
 from p2pmesh.core.affinity import Asker
 from p2pmesh.core.coordination import RunPolicy
@@ -16,7 +16,7 @@ from p2pmesh.core.owner_wishes import OwnerWishes
 from p2pmesh.core.served_steps import COMPARED_TOKENS
 from p2pmesh.node.coordinator import FAILED_S, PROBE_STEPS, Coordinator
 from p2pmesh.node.standby import SETTLED_S
-from p2pmesh.ports.models import ModelFile
+from p2pmesh.ports.models import ModelFile, StageArtifact
 from p2pmesh.wire.generation import GenerationRequest, Prompt, SamplingParameters
 from p2pmesh.wire.stage import FrameKind
 from tests.fakes.mesh import GREEDY, Mesh, MeshNode, expected, open_mesh, read_tokens
@@ -285,6 +285,28 @@ async def test_a_peer_with_the_model_fetches_nothing(autojump_clock: MockClock) 
         mesh.serve(driver, MODEL, stage_count=2)
         await driver.wait_told("pipeline_ready")
         assert other.told("stage_loading") == []
+
+
+class StoreOfNoUse(FakeModelStore):
+    """Has the model and can cut nothing of it."""
+
+    failure: P2PMeshError = Refused(ErrorCode.DISK_FULL, "1 GiB is needed here but 1 MiB is free")
+
+    async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
+        raise self.failure
+
+
+@pytest.mark.parametrize("error", [StoreOfNoUse.failure, ConfigError(ErrorCode.GGUF_INVALID, "it changed")])
+async def test_a_peer_whose_own_file_is_of_no_use_fetches_its_stage(
+    autojump_clock: MockClock, error: P2PMeshError
+) -> None:
+    async with open_mesh() as mesh:
+        driver = await mesh.found("driver", store=FakeModelStore(MODEL))
+        other = await mesh.join("other", driver, store=StoreOfNoUse(MODEL))
+        other.store.failure = error
+        mesh.serve(driver, MODEL, stage_count=2)
+        await driver.wait_told("pipeline_ready")
+        assert other.told("stage_loading")[0]["source"] == driver.peer
 
 
 async def test_a_stage_that_loads_for_minutes_is_waited_for(autojump_clock: MockClock) -> None:
