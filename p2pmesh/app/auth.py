@@ -217,7 +217,8 @@ def rotate_owner(files: OwnerFiles, sources: PassphraseSources, new_sources: Pas
     if facts is None:
         raise owner_key_missing(files.keystore)
     passphrase = sources.open_with(facts)
-    old = load_owner_key(files.keystore, passphrase)
+    with sources.naming():
+        old = load_owner_key(files.keystore, passphrase)
     new = OwnerKey.generate()
     chosen = passphrase if new_sources is None else new_sources.choose()
     trust = load_trust(files.home)

@@ -250,6 +250,11 @@ class ChatOptions:
     temperature: float | None = None
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, text in (("MODEL", self.model), ("PROMPT", self.prompt), ("--system", self.system or "")):
+            if not _is_utf8(text):
+                raise invalid(f"{name} has bytes that are no UTF-8 text; is the terminal set to UTF-8?")
+
 
 def choose_home(given: str | None, environment: Mapping[str, str] | None = None) -> Path:
     """The node's home: ``--home``, else ``P2PMESH_HOME``, else ``~/.p2pmesh``; absolute, not yet created.
@@ -297,6 +302,14 @@ def check_typed_relays(relays: Sequence[str], discovery: Discovery) -> None:
     """Refuses relays for listings that were typed where none is asked."""
     if relays and discovery is not Discovery.NOSTR:
         raise invalid(f"--nostr-relay: with --discovery {discovery.value} no relay is asked; leave one of the two away")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # Python's way to keep bytes of the command line that are none
+        return False
+    return True
 
 
 def _check_memory(options: UpOptions) -> None:

@@ -4,16 +4,18 @@ Owns reading and lines. What a key means is the business of ``cli.settings``, si
 what a value means that of ``app.config``.
 """
 
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
 from p2pmesh.app.config import UpOptions
 from p2pmesh.base.errors import ConfigError, ErrorCode
+from p2pmesh.core.nearest_name import choose_nearest_name
 
 CONFIG_NAME = "config.toml"
 MAX_CONFIG_BYTES = 64 * 1024
@@ -83,7 +85,9 @@ class ConfigMistakes(ConfigError):
 def read_text(path: Path) -> str | None:
     """The file's text; None where there is none. Raises ``ConfigError`` where it cannot be read or is too large."""
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # a FIFO must not hang us
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(ErrorCode.CONFIG_INVALID, f"{path} is no regular file; move it away")
             data = file.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError:
         return None
@@ -112,8 +116,8 @@ def read_entries(text: str, path: Path) -> tuple[Entry, ...]:
 
 def name_nearest(name: str, known: Iterable[str]) -> str:
     """What to do about an unknown key: the nearest one that there is."""
-    near = get_close_matches(name.replace("-", "_").lower(), list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]}?" if near else "`p2pmesh config show` lists the keys"
+    near = choose_nearest_name(name.replace("-", "_").lower(), known)
+    return f"did you mean {near}?" if near else "`p2pmesh config show` lists the keys"
 
 
 def shown(value: object) -> str:

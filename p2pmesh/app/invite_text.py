@@ -3,7 +3,7 @@
 What it says is ``app.joining``'s and ``app.invites``'.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +29,15 @@ def read_invite_text(
     if file is not None:
         return _first_line(_read_file(Path(file)), file)
     return variable or None
+
+
+def invite_origin(given: str | None, file: str | None, environment: Mapping[str, str]) -> str:
+    """Whence ``read_invite_text`` would read it, for messages; "--join" where nothing is given."""
+    if given == STDIN:
+        return "standard input"
+    if given is not None or (file is None and not environment.get(JOIN_VARIABLE, "").strip()):
+        return "--join"
+    return f"${JOIN_VARIABLE}" if file is None else file
 
 
 def _read_file(path: Path) -> str:

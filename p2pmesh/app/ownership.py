@@ -68,7 +68,8 @@ def check_owner_key(options: OwnershipOptions, emit: Callable[[Event], None], *,
         if facts is None and is_key_named:
             raise owner_key_missing(options.files.keystore)
         if facts is not None and passphrase is not None:
-            load_owner_key(options.files.keystore, passphrase)
+            with options.sources.naming():
+                load_owner_key(options.files.keystore, passphrase)
     except ConfigError as error:
         if is_key_named and error.code is not ErrorCode.PASSPHRASE_WRONG:
             raise
@@ -205,7 +206,8 @@ def _renew_in_files(options: OwnershipOptions, signed: SignedClaim, now: UnixMil
     passphrase = options.sources.unattended(facts)
     if passphrase is None:
         raise ConfigError(ErrorCode.PASSPHRASE_MISSING, "its passphrase is not at hand; run p2pmesh auth renew-node")
-    owner = load_owner_key(options.files.keystore, passphrase)
+    with options.sources.naming():
+        owner = load_owner_key(options.files.keystore, passphrase)
     claim = sign_claim(owner, PeerId(signed.claim.peer_id), signed.claim.label, signed.claim.life_ms, now)
     with hold_records(options.files.home):
         save_claim(options.files.home, claim)

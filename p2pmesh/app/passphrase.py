@@ -4,7 +4,8 @@ In this order, the first that is there. A passphrase is never an argument of a c
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +40,24 @@ class PassphraseSources:
         facts = read_keystore_facts(keystore)
         if facts is None:
             raise owner_key_missing(keystore)
-        return load_owner_key(keystore, self.open_with(facts))
+        passphrase = self.open_with(facts)
+        with self.naming():
+            return load_owner_key(keystore, passphrase)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """A scope in which a passphrase of ours is refused: the error says where it came from, if nobody typed it."""
+        try:
+            yield
+        except ConfigError as error:
+            if error.code not in (ErrorCode.PASSPHRASE_WRONG, ErrorCode.CONFIG_INVALID) or not self._origin():
+                raise
+            raise ConfigError(error.code, f"{self._origin()}: {error.message}") from None
+
+    def _origin(self) -> str:
+        if self.file is not None:
+            return f"{self.option} {self.file}"
+        return f"${PASSPHRASE_VARIABLE}" if PASSPHRASE_VARIABLE in self.environment else ""
 
     def open_with(self, facts: KeystoreFacts) -> str:
         """The passphrase of an existing keystore; ``ConfigError`` with ``PASSPHRASE_MISSING`` if there is none."""
@@ -48,7 +66,8 @@ class PassphraseSources:
             found = self.ask("passphrase of the owner key: ")
         if found is None:
             raise _missing()
-        check_passphrase(found)
+        with self.naming():
+            check_passphrase(found)
         return found
 
     def unattended(self, facts: KeystoreFacts) -> str | None:
@@ -62,8 +81,9 @@ class PassphraseSources:
         """The passphrase for a new keystore; a person types it twice."""
         found = self._given()
         if found is None:
-            found = self._ask_twice()
-        check_passphrase(found)
+            return self._ask_twice()
+        with self.naming():
+            check_passphrase(found)
         return found
 
     def _given(self) -> str | None:
@@ -75,7 +95,8 @@ class PassphraseSources:
         """What a file or the environment says, checked; ``ConfigError(CONFIG_INVALID)`` for what is no passphrase."""
         found = self._given()
         if found is not None:
-            check_passphrase(found)
+            with self.naming():
+                check_passphrase(found)
         return found
 
     def _ask_twice(self) -> str:

@@ -1,18 +1,29 @@
 """Syntax that commands with actions (``p2pmesh invite create``) share; part of ``cli.parser``."""
 
 import argparse
+import math
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeAlias
 
 from p2pmesh.app.config import HOME_VARIABLE
+from p2pmesh.core.nearest_name import choose_nearest_name
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 OptionGroup: TypeAlias = argparse._ActionsContainer
 """A parser, or a group of its options with a heading of its own."""
 NODES_HOME = "the node's home"
 STATE_HOME = "keys, cache and state"
-_NUMBERS: dict[type, str] = {int: "whole number", float: "number"}
+
+
+def finite_number(text: str) -> float:
+    """A number as an option takes it; ``ValueError`` for any other text, ``nan`` and ``inf`` among them."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_NUMBERS: dict[Any, str] = {int: "whole number", finite_number: "number"}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -32,16 +43,17 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _meant(self, unknown: Sequence[str]) -> str:
         """The option that is nearest to the first that is mistyped."""
-        name = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
-        near = get_close_matches(name, self._option_string_actions, n=1)
-        return f" (did you mean {near[0]}?)" if near else ""
+        typed = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
+        names = (name.removeprefix("--") for name in self._option_string_actions if name.startswith("--"))
+        near = choose_nearest_name(typed.removeprefix("--").replace("_", "-").lower(), names)
+        return f" (did you mean --{near}?)" if near else ""
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """As argparse does, in words where it would name a type of Python."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
-            words = _NUMBERS.get(action.type) if isinstance(action.type, type) else None
+            words = _NUMBERS.get(action.type)
             if words is None:
                 raise
             raise argparse.ArgumentError(action, f"{arg_string[:80]!r} is no {words}") from None

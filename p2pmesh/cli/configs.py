@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from p2pmesh.app.config import choose_home
-from p2pmesh.app.config_file import ConfigMistakes, Reading
+from p2pmesh.app.config_file import ConfigMistakes, Entry, Reading
+from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.cli.exit_codes import EXIT_CODES, OK
+from p2pmesh.cli.origins import name_file
 from p2pmesh.cli.output import describe_reload, describe_table, printable
 from p2pmesh.cli.parser import build_parser, up_options
 from p2pmesh.cli.settings import Settings, as_rows, config_path, is_there, require_file
@@ -29,6 +31,7 @@ class FileOfUp:
         self._settings = make_settings()
         self._typed = self._settings.typed(argv)
         self._path = config_path(args)
+        self._counted: tuple[Entry, ...] = ()
         if args.config:
             require_file(self._path)
 
@@ -41,7 +44,13 @@ class FileOfUp:
         """What ``up`` is asked for; ``ConfigError`` where the file makes no sense."""
         if not is_there(self._path):
             return self._args
-        return self._settings.merged(self._args, self._typed, self._settings.read(self._path))
+        entries = self._settings.read(self._path)
+        self._counted = self._settings.counted(self._typed, entries)
+        return self._settings.merged(self._args, self._counted)
+
+    def name_in(self, error: P2PMeshError) -> None:
+        """Puts into the message of an error which lines of the file it is about."""
+        name_file(error, self._path, self._counted)
 
     def read(self) -> Reading:
         """For a node that is up already, so that no invite is read again.
@@ -52,7 +61,11 @@ class FileOfUp:
         keys = self._settings.values_of(merged)
         has_joined = bool(merged.join or merged.join_file or merged.rejoin) and not merged.auto
         joined = Namespace(**vars(merged) | {"join": None, "join_file": None, "rejoin": has_joined})
-        return Reading(up_options(joined), keys)
+        try:
+            return Reading(up_options(joined), keys)
+        except P2PMeshError as error:
+            self.name_in(error)
+            raise
 
 
 def run_config(args: Namespace) -> int:

@@ -37,7 +37,7 @@ def _options(args: Namespace) -> DoctorOptions:
     settings = make_settings()
     blank = build_parser().parse_args(["up", "--home", str(home)])
     entries = [one for one in settings.read(home / CONFIG_NAME) if one.name != "join_file"]
-    up = up_options(settings.merged(blank, (), entries))
+    up = up_options(settings.merged(blank, entries))
     discovery = None if args.discovery is None else Discovery(args.discovery)
     check_typed_relays(args.nostr_relay, discovery or Discovery.NOSTR)
     return DoctorOptions(

@@ -16,6 +16,7 @@ from p2pmesh.api.errors import error_of
 from p2pmesh.app import events
 from p2pmesh.app.config import LogFormat, UpOptions, check_typed_relays, choose_home
 from p2pmesh.app.config_file import ConfigMistakes
+from p2pmesh.app.invite_text import invite_origin
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.cli.auth_parser import AUTH_ACTIONS
 from p2pmesh.cli.benches import BENCHES
@@ -26,6 +27,7 @@ from p2pmesh.cli.exit_codes import BROKEN_PIPE, EXIT_CODES, FAILED, INTERRUPTED,
 from p2pmesh.cli.invite_parser import INVITE_ACTIONS, PEER_ACTIONS
 from p2pmesh.cli.key_parser import KEY_ACTIONS
 from p2pmesh.cli.models_parser import MODELS_ACTIONS
+from p2pmesh.cli.origins import name_home, name_invite
 from p2pmesh.cli.output import (
     EventPrinter,
     JsonPrinter,
@@ -105,6 +107,7 @@ def _report(raised: BaseException, args: Namespace) -> int:
         error = error_of(raised)
     if error is None:
         raise raised
+    _name_origins(error, args)
     if isinstance(error, ConfigMistakes):
         told = tuple(error.told())
     else:
@@ -114,6 +117,14 @@ def _report(raised: BaseException, args: Namespace) -> int:
     if getattr(args, "log_format", None) == LogFormat.JSON.value:
         JsonPrinter(sys.stdout).emit(events.error(error))
     return EXIT_CODES[error.code]
+
+
+def _name_origins(error: P2PMeshError, args: Namespace) -> None:
+    name_home(error, args, os.environ)
+    if hasattr(args, "invite_origin"):
+        name_invite(error, args.invite_origin)
+    if isinstance(getattr(args, "file", None), FileOfUp):
+        args.file.name_in(error)
 
 
 def _flush_stdout() -> None:
@@ -133,7 +144,9 @@ def _flush_stdout() -> None:
 
 def _up(args: Namespace) -> int:
     file: FileOfUp = args.file
-    options = up_options(file.merged())
+    merged = file.merged()
+    args.invite_origin = invite_origin(merged.join, merged.join_file, os.environ)
+    options = up_options(merged)
     _refuse_idle_pool_options(args, options)
     from p2pmesh.app.up import run_up
 

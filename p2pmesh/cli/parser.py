@@ -28,7 +28,7 @@ from p2pmesh.app.invite_text import read_invite_text
 from p2pmesh.app.relay_options import read_reach
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES, DEFAULT_REPLAN_AFTER_S
 from p2pmesh.base.quantities import parse_size_bytes
-from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, OptionGroup, add_home
+from p2pmesh.cli.actions import STATE_HOME, Commands, OneLineParser, OptionGroup, add_home, finite_number
 from p2pmesh.cli.auth_parser import add_auth
 from p2pmesh.cli.bench_parser import add_bench
 from p2pmesh.cli.certify_parser import add_certify
@@ -131,9 +131,9 @@ def _add_serving(group: OptionGroup) -> None:
     help_text = "load models of the home when they are asked for (auto: where no --model is given)"
     add("--on-demand", choices=modes, default=OnDemand.AUTO.value, help=help_text)
     help_text = "unload a model so long after its last request (default: never)"
-    add("--idle-unload", metavar="SECONDS", type=float, help=help_text)
+    add("--idle-unload", metavar="SECONDS", type=finite_number, help=help_text)
     help_text = "move a model once another placement was clearly better for so long; 0: never (default: %(default)g)"
-    add("--replan-after", metavar="SECONDS", type=float, default=DEFAULT_REPLAN_AFTER_S, help=help_text)
+    add("--replan-after", metavar="SECONDS", type=finite_number, default=DEFAULT_REPLAN_AFTER_S, help=help_text)
 
 
 def _add_api(group: OptionGroup) -> None:
@@ -215,7 +215,7 @@ def _add_chat(commands: Commands) -> None:
     chat.add_argument("prompt", metavar="PROMPT", help="what to ask")
     chat.add_argument("--system", metavar="TEXT", help="system message")
     chat.add_argument("--max-tokens", type=int, metavar="N", help="end the answer after so many")
-    chat.add_argument("--temperature", type=float, metavar="T", help="0 always takes the likeliest token")
+    chat.add_argument("--temperature", type=finite_number, metavar="T", help="0 always takes the likeliest token")
     chat.add_argument("--seed", type=int, metavar="N", help="equal seeds, equal answers")
 
 
@@ -250,7 +250,7 @@ def _add_chaos(commands: Commands) -> None:
     add("--requests", type=int, metavar="N", default=50, help="default: %(default)s")
     add("--tokens", type=int, metavar="N", default=64, help="of each answer (default: %(default)s)")
     add("--parallel", type=int, metavar="N", default=2, help="requests at a time (default: %(default)s)")
-    add("--every", type=float, metavar="S", default=10.0, help="seconds between faults (default: %(default)s)")
+    add("--every", type=finite_number, metavar="S", default=10.0, help="seconds between faults (default: %(default)s)")
     add(
         "--faults",
         type=_names,

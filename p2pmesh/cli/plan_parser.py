@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from p2pmesh.base.limits import DEFAULT_CONTEXT_TOKENS, DEFAULT_LANES
-from p2pmesh.cli.actions import STATE_HOME, Commands, add_home
+from p2pmesh.cli.actions import STATE_HOME, Commands, add_home, finite_number
 from p2pmesh.core.planning.request import DEFAULT_TARGET_US
 from p2pmesh.wire.dtype import DTYPE_LABELS, WireDtype
 
@@ -21,7 +21,7 @@ def add_plan(commands: Commands) -> None:
     _add_amount(plan, ("--lanes",), DEFAULT_LANES, "requests at a time; auto: as many as cost no context, at most 4")
     add("--split", metavar="auto|N", type=_amount, default=None, help="stages: as few as fit (auto), or exactly N")
     target_ms = DEFAULT_TARGET_US // 1000
-    add("--target-tpot", type=float, metavar="MS", default=target_ms, help="ms a token (default: %(default)s)")
+    add("--target-tpot", type=finite_number, metavar="MS", default=target_ms, help="ms a token (default: %(default)s)")
     prompt = "tokens of the prompt whose first token is predicted (default: 512, or what the context has room for)"
     add("--prompt", type=int, metavar="N", default=None, help=prompt)
     add("--wire-dtype", choices=DTYPE_LABELS, default=WireDtype.F32.label, help="of activations between peers")

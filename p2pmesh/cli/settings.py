@@ -84,16 +84,19 @@ class Settings:
             raise ConfigMistakes(path, mistakes)
         return entries
 
-    def merged(self, args: argparse.Namespace, typed: Iterable[str], entries: Iterable[Entry]) -> argparse.Namespace:
-        """What ``up`` was asked for, with the file's values where nothing was typed."""
-        merged = argparse.Namespace(**vars(args))
+    def counted(self, typed: Iterable[str], entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Those of a file's entries that count: nothing was typed in their place."""
         given = set(typed)
         if given & {"join", "join_file", "rejoin"}:
             given.add("join_file")
-        for entry in entries:
+        return tuple(entry for entry in entries if self._actions[entry.name].dest not in given)
+
+    def merged(self, args: argparse.Namespace, counted: Iterable[Entry]) -> argparse.Namespace:
+        """What ``up`` was asked for, with the file's values that count."""
+        merged = argparse.Namespace(**vars(args))
+        for entry in counted:
             action = self._actions[entry.name]
-            if action.dest not in given:
-                setattr(merged, action.dest, _converted(action, entry.value))
+            setattr(merged, action.dest, _converted(action, entry.value))
         return merged
 
     def effective(self, path: Path) -> tuple[Setting, ...]:
@@ -144,7 +147,7 @@ class Settings:
         blank = self._parser.parse_args(["up", "--home", str(path.parent)])
         tried = (entry for entry in entries if entry.name != "join_file")  # not before a node needs what is in it
         try:
-            self._make(self.merged(blank, (), tried))
+            self._make(self.merged(blank, tried))
         except P2PMeshError as error:
             return error
         return None

@@ -1,3 +1,4 @@
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path: Path) -> None
     with pytest.raises(ConfigMistakes) as raised:
         read_text(path)
     assert raised.value.mistakes[0].line == 2
+
+
+def test_a_pipe_is_no_file_of_settings_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_text(path)
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pmesh.app.invite_text import JOIN_VARIABLE, read_invite_text
+from p2pmesh.app.invite_text import JOIN_VARIABLE, invite_origin, read_invite_text
 from p2pmesh.base.errors import ConfigError, ErrorCode
 
 NOTHING = io.StringIO("")
@@ -20,6 +20,15 @@ def test_the_command_line_comes_first_then_a_file_then_the_environment(tmp_path:
     assert read_invite_text(None, str(file), dict(environment), NOTHING) == "in-file"
     assert read_invite_text(None, None, environment, NOTHING) == "in-variable"
     assert read_invite_text(None, None, {}, NOTHING) is None
+
+
+def test_where_it_would_be_read_can_be_told() -> None:
+    environment = {JOIN_VARIABLE: "in-variable"}
+    assert invite_origin("typed", None, environment) == "--join"
+    assert invite_origin("-", None, environment) == "standard input"
+    assert invite_origin(None, "invite.txt", environment) == "invite.txt"
+    assert invite_origin(None, None, environment) == "$P2PMESH_JOIN"
+    assert invite_origin(None, None, {JOIN_VARIABLE: " "}) == "--join"
 
 
 def test_the_variable_is_taken_away_from_whatever_is_started_later() -> None:

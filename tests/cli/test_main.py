@@ -114,12 +114,17 @@ def test_up_knows_how_answers_are_made() -> None:
             "p2pmesh up: argument --idle-unload: 'soon' is no number; see p2pmesh up --help",
         ),
         ("up --port abc", "p2pmesh up: argument --port: 'abc' is no whole number; see p2pmesh up --help"),
+        ("chaos --every inf", "p2pmesh chaos: argument --every: 'inf' is no number; see p2pmesh chaos --help"),
+        ("chat m hi --temperature nan", "p2pmesh chat: argument --temperature: 'nan' is no number"),
         ("gpus --nonsense", "p2pmesh gpus: unrecognized arguments: --nonsense; see p2pmesh gpus --help"),
         (
             "invite create --use=1",
             "p2pmesh invite create: unrecognized arguments: --use=1 (did you mean --uses?); see p2pmesh invite create",
         ),
         ("invite create --uses x", "p2pmesh invite create: argument"),
+        ("gpus --jsno", "p2pmesh gpus: unrecognized arguments: --jsno (did you mean --json?); see p2pmesh gpus --help"),
+        ("gpus --person", "p2pmesh gpus: unrecognized arguments: --person; see p2pmesh gpus --help"),
+        ("up --Max_Mem=1", "p2pmesh up: unrecognized arguments: --Max_Mem=1 (did you mean --max-memory?)"),
     ],
 )
 def test_what_cannot_be_read_is_told_in_one_line(capsys: pytest.CaptureFixture[str], arguments: str, line: str) -> None:
@@ -223,6 +228,14 @@ def test_the_options_of_up_stand_under_headings(capsys: pytest.CaptureFixture[st
         "models and where they run", "the mesh", "public pools", "API and console", "network",
         "what this machine gives", "model files", "owners and trust",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("m", "\udcff"), ("\udcff", "hi"), ("m", "hi", "--system", "\udcff")])
+def test_bytes_that_are_no_text_are_told_before_a_node_is_asked(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", *words]) == 2
+    assert "no UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["status"], ["chat", "m", "hi"]])

@@ -160,6 +160,11 @@ def test_what_points_at_characters_stands_below_its_mistake(home: Path, capsys: 
     assert shown[-1].startswith(f"p2pmesh: {path}:2: lanes: ")
 
 
+def test_a_number_is_a_finite_one(home: Path) -> None:
+    found = mistakes(home, "replan_after = inf\nidle_unload = nan\n")
+    assert found == [(1, "replan_after: it is a number, not inf"), (2, "idle_unload: it is a number, not nan")]
+
+
 @pytest.mark.parametrize("text", ["[section]\n", "[port]\nx = 1\n", "[[share]]\n", "region.x = 1\n"])
 def test_a_section_is_no_mistyped_key(home: Path, text: str) -> None:
     [(line, told)] = mistakes(home, text)
