@@ -7,6 +7,7 @@ the same context of each and the same processors, on which it runs one process w
 """
 
 import json
+import shutil
 import socket
 import statistics
 import tempfile
@@ -25,7 +26,7 @@ from p2pmesh.app.bench_llama_server import cpu_seconds, open_llama_server
 from p2pmesh.app.bench_nodes import open_nodes
 from p2pmesh.app.bench_options import BenchStreamsOptions
 from p2pmesh.app.model_access import open_access
-from p2pmesh.base.errors import ErrorCode, Refused
+from p2pmesh.base.errors import ConfigError, ErrorCode, Refused
 from p2pmesh.ports.models import ModelFile
 
 FAIR_RATIO = 1.5
@@ -105,6 +106,9 @@ def run_streams(options: BenchStreamsOptions, out: TextIO) -> int:
             out.write(line + "\n")
             out.flush()
 
+    if options.llama_server and shutil.which(options.llama_server) is None:  # known before minutes of measuring
+        text = f"--llama-server {options.llama_server}: there is no such program"
+        raise ConfigError(ErrorCode.CONFIG_INVALID, text)
     store = open_access(options.home).store
     model = trio.run(store.resolve, options.model or DEMO_MODEL)
     show(f"{model.name} in {options.stages} stages, {options.lanes} lanes; {options.tokens} tokens an answer")

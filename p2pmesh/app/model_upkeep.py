@@ -45,7 +45,7 @@ class _Removal:
 
 def remove_model(options: ModelsOptions, reference: str) -> dict[str, Any]:
     """Removes all files of one model; ``ConfigError(HOME_IN_USE)`` while a node uses one of them."""
-    access = options.open()
+    access = options.open(is_reading=True)
     found = access.store.find(reference)
     if isinstance(found, HubReference):
         raise ConfigError(ErrorCode.MODEL_NOT_FOUND, f"{found} is not on this machine, so there is nothing to remove")

@@ -115,6 +115,8 @@ def _run(
 def replay_file(path: Path) -> dict[str, Any]:
     """The effects of a recorded machine, as a map that JSON can hold."""
     try:
+        if path.exists() and not path.is_file():  # a device may never end
+            raise ConfigError(ErrorCode.CONFIG_INVALID, f"{path} is no file; give one that simulate --record wrote")
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as cause:
         raise ConfigError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: {cause}") from None

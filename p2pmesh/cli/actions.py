@@ -58,6 +58,16 @@ class OneLineParser(argparse.ArgumentParser):
                 raise
             raise argparse.ArgumentError(action, f"{arg_string[:80]!r} is no {words}") from None
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse does, with the nearest choice instead of all that there are, if one is near."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError:
+            near = choose_nearest_name(value, map(str, action.choices or ())) if isinstance(value, str) else None
+            if near is None:
+                raise
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r} (did you mean {near}?)") from None
+
     def error(self, message: str) -> NoReturn:
         """Exits with 2; the line is a note of the ``SystemExit``, for programs that read another stream."""
         line = f"{self.prog}: {message}; see {self.prog} --help"

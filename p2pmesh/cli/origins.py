@@ -60,7 +60,8 @@ def name_file(error: P2PMeshError, path: Path, entries: Iterable[Entry]) -> None
 def name_invite(error: P2PMeshError, origin: str) -> None:
     """Puts into the message where the invite was read that it is about."""
     if error.code in _OF_INVITES:
-        _retell(error, f"{origin}: {error.message}")
+        if not error.message.startswith(origin):
+            _retell(error, f"{origin}: {error.message}")
     elif origin != TYPED_INVITE:
         _retell(error, re.sub(rf"{TYPED_INVITE}(?![\w-])", origin, error.message))
 

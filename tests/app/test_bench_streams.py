@@ -1,12 +1,24 @@
 """What the streams of a round come to."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from p2pmesh.app.bench_options import BenchStreamsOptions
-from p2pmesh.app.bench_streams import OURS, THEIRS, StreamsRow, StreamTimes, body_of, compare, line_of, row_of, times_of
+from p2pmesh.app.bench_streams import (
+    OURS,
+    THEIRS,
+    StreamsRow,
+    StreamTimes,
+    body_of,
+    compare,
+    line_of,
+    row_of,
+    run_streams,
+    times_of,
+)
 from p2pmesh.base.errors import ConfigError, Refused
 from tests.fakes.models import fake_model
 
@@ -78,3 +90,10 @@ def test_every_client_has_a_prompt_of_its_own() -> None:
     assert len(set(map(tuple, prompts))) == 64
     with pytest.raises(ConfigError, match="--ctx-size"):
         BenchStreamsOptions(Path("/home"), context_tokens=100)
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    options = BenchStreamsOptions(tmp_path, llama_server=tmp_path / "none")
+    with pytest.raises(ConfigError, match="there is no such program"):
+        run_streams(options, io.StringIO())
+    assert list(tmp_path.iterdir()) == []

@@ -66,6 +66,9 @@ def test_a_recorded_peer_is_replayed(tmp_path: Path) -> None:
         run_simulation(SimulateOptions("calm", 5, record=(3, recording)))
     with pytest.raises(ConfigError, match="cannot read"):
         replay_file(tmp_path / "nothing")
+    for place in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is no file"):
+            replay_file(place)
     recording.write_text('{"machine": "generation"}\n')
     with pytest.raises(ConfigError, match="not by this command"):
         replay_file(recording)
