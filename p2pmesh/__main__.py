@@ -4,6 +4,7 @@ Imports nothing of the package by itself: loading the commands takes a good part
 else end in a traceback.
 """
 
+import io
 import os
 import sys
 
@@ -15,6 +16,7 @@ def main() -> int:
     """Loads the command line and runs it; the exit code."""
     try:
         _open_missing_streams()
+        _escape_what_cannot_be_encoded()
         from p2pmesh.cli.main import main as run
 
         return run()
@@ -33,6 +35,13 @@ def _open_missing_streams() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - for as long as the process lives
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """A terminal that is not set to UTF-8 gets an escape for a character that it lacks, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def _print(value: dict[str, Any], lines: Iterator[str], *, is_json: bool) -> Non
 
 
 def _describe_made(made: dict[str, Any]) -> Iterator[str]:
-    uses = f"for {made['max_uses']} peers" if made["max_uses"] else "for any number of peers"
+    count = made["max_uses"]
+    uses = f"for {count} peer{'s' * (count != 1)}" if count else "for any number of peers"
     yield f"invite {made['id']}, {uses}, until {_time(made['expires_unix_ms'])}"
     yield "another machine joins with:"
     yield f"  p2pmesh up --join {made['invite']}"

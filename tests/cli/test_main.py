@@ -1,6 +1,7 @@
 import argparse
 import io
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -417,6 +418,14 @@ def test_a_malformed_multiaddr_is_pointed_at(capsys: pytest.CaptureFixture[str],
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'config.toml'}:2: listen: --listen '{wrong}' is not a multiaddr")
     assert lines[1:] == [f"  {wrong}", "       ^^^^^^^^^"]
+
+
+def test_a_terminal_that_lacks_a_character_gets_an_escape_for_it() -> None:
+    command = [sys.executable, "-m", "p2pmesh", "up", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert rb"L1,L2,\u2026" in ended.stdout
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
