@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import list_modules
+
 ROOT = Path(__file__).resolve().parent.parent
 TOP_LEVEL = {"pyproject.toml", "p2pmesh", "protocols", "tests", "interop", "docs", "README.md"}
 NO_PACKAGES = ("docs", "interop")
@@ -17,11 +19,15 @@ NO_PACKAGES = ("docs", "interop")
 
 # A document, and the enums whose values it must name in code font.
 NAMED = (
-    ("docs/architecture.md", "p2pmesh/app/events.py", "EventName"),
-    ("docs/architecture.md", "p2pmesh/core/coordination.py", "RunPhase"),
-    ("docs/architecture.md", "p2pmesh/core/coordination.py", "StageState"),
+    ("docs/events.md", "p2pmesh/app/events.py", "EventName"),
+    ("docs/architecture/runs.md", "p2pmesh/core/coordination.py", "RunPhase"),
+    ("docs/architecture/runs.md", "p2pmesh/core/coordination.py", "StageState"),
 )
+ONE_PAGE = "docs/architecture.md"
+PAGE_LINES = 120
+PAGE_BYTES = 12_000
 
+_MODULE = re.compile(rf"`((?:{'|'.join(list_modules.LAYERS)})/[\w/]+)`")
 _LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
@@ -29,7 +35,7 @@ _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 def main() -> int:
     """Prints each finding; the exit code says whether there is any."""
-    findings = [*top_level(), *packages(), *links(), *commands(), *names()]
+    findings = [*top_level(), *packages(), *links(), *commands(), *names(), *one_page(), *modules()]
     for finding in findings:
         print(finding)
     print(f"{len(findings)} findings in {len(documents())} documents and the top level")
@@ -114,6 +120,30 @@ def names() -> Iterator[str]:
             yield f"{source}: {enum} was not found"
         text = (ROOT / document).read_text()
         yield from (f"{document}: {enum} {value} is not described" for value in values if f"`{value}`" not in text)
+
+
+def one_page() -> Iterator[str]:
+    """What is said to be one page is; detail belongs behind it."""
+    text = (ROOT / ONE_PAGE).read_text()
+    lines, size = text.count("\n"), len(text.encode())
+    if lines > PAGE_LINES or size > PAGE_BYTES:
+        more = "move detail into docs/architecture/ or docstrings"
+        yield f"{ONE_PAGE}: {lines} lines and {size} bytes are more than a page ({PAGE_LINES}, {PAGE_BYTES}); {more}"
+
+
+def modules() -> Iterator[str]:
+    """The list of modules is that of the tree, each says what it owns, and documents name none that is not there."""
+    page = list_modules.page()
+    if not list_modules.PAGE.exists() or list_modules.PAGE.read_text() != page:
+        yield f"{list_modules.PAGE.relative_to(ROOT)}: is not that of the tree; run python .ci/list_modules.py"
+    yield from (
+        f"{line[3:-3]} has no docstring" for line in page.splitlines() if line.startswith("- ") and line[-1] == " "
+    )
+    for document in (ROOT / ONE_PAGE, *sorted(list_modules.PAGE.parent.glob("*.md"))):
+        for name in sorted(set(_MODULE.findall(document.read_text()))):
+            path = list_modules.PACKAGE / name
+            if not path.is_dir() and not path.with_suffix(".py").exists():
+                yield f"{document.relative_to(ROOT)}: there is no module {name}"
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class StageState(StrEnum):
 
 
 class RunPhase(StrEnum):
-    """Where a run stands; see the table in ``docs/architecture.md``."""
+    """Where a run stands; see the table in ``docs/architecture/runs.md``."""
 
     LOADING = "loading"
     PROBING = "probing"

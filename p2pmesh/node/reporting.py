@@ -5,4 +5,4 @@ from typing import Any
 
 Report = Callable[[str, dict[str, Any]], None]
 """``report(event name, fields)``; must neither block nor raise."""
-"""Names in use are listed with their fields in ``docs/architecture.md``."""
+"""Names in use are listed with their fields in ``docs/events.md``."""
