@@ -199,7 +199,7 @@ def test_an_invite_of_another_mesh(peers: Peers, tmp_path: Path) -> None:
     node = peers.found("founder")
     foreign = invite_of("somebody else", *node.status()["addresses"])
     assert up(tmp_path / "home", "--join", foreign)[0] == EXIT_CODES[ErrorCode.INVITE_FOREIGN]
-    refused = node.wait_for("peer_refused", timeout_s=10)
+    refused = node.wait_for("peer_refused")
     assert refused["code"] == "invite_foreign"
     assert node.status()["peers"] == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2pmesh.adapters.model_packages import installed_models
 from tests.e2e.conftest import SMOLLM, TINY, require_models
-from tests.e2e.peers import NodeProcess, Peers, tokens_of, wait_until
+from tests.e2e.peers import START_S, NodeProcess, Peers, tokens_of, wait_until
 from tests.fakes.tiny_gguf import TinyShape, tiny_llama
 
 OTHER = "other-tiny"
@@ -42,7 +42,7 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
     ingress = peers.found("ingress", "--max-memory", "0", "--guardrails", "enforce", *patient)
     put_models(peers, "holder")
     holder = peers.join("holder", ingress.invite, "--max-memory", "2GiB", "--idle-unload", str(IDLE_S))
-    assert wait_until(lambda: ready(ingress), 30)
+    assert wait_until(lambda: ready(ingress), START_S)
     assert holder.children() == ()  # nothing is loaded before it is asked for
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(ask, ingress, model) for model in (TINY, OTHER)]
@@ -63,7 +63,7 @@ def test_models_come_for_requests_side_by_side_and_go_when_nobody_asks(peers: Pe
     assert again == first
     print(f"\nfirst answer of a model that was not loaded: {first_s:.2f} s, of one that is: {again_s:.2f} s")
     assert wait_until(lambda: sorted(told_models(holder, "model_unloaded")) == sorted([TINY, OTHER]), 90)
-    assert wait_until(lambda: holder.status()["stages"] == [], 10)
+    assert wait_until(lambda: holder.status()["stages"] == [], START_S)
     assert holder.status()["free_bytes"] == holder.status()["memory_bytes"]
     reloaded, reloaded_s = ask(ingress, TINY)
     assert reloaded == first
@@ -109,7 +109,7 @@ def test_another_name_of_the_same_file_is_served(peers: Peers, tiny_model: Path,
     third.wait_for("ready")
     expected, _ = ask(driver, TINY)
     for node in (third, second, driver):
-        assert wait_until(lambda node=node: knows(node, "alias"), 30)  # type: ignore[misc]
+        assert wait_until(lambda node=node: knows(node, "alias"), START_S)  # type: ignore[misc]
         assert ask(node, "alias")[0] == expected
 
 
@@ -126,7 +126,7 @@ def test_a_stream_outlives_the_only_peer_that_had_its_model_loaded(peers: Peers)
     for name in ("one", "two"):
         put_models(peers, name)
         holders.append(peers.join(name, ingress.invite, "--max-memory", "1GiB"))
-    assert wait_until(lambda: len(ingress.status()["peers"]) == 2 and ready(ingress), 30)
+    assert wait_until(lambda: len(ingress.status()["peers"]) == 2 and ready(ingress), START_S)
     undisturbed, _ = ask(ingress, TINY)
     (first,) = (holder for holder in holders if told_models(holder, "load_on_demand"))
     (second,) = (holder for holder in holders if holder is not first)
@@ -153,13 +153,13 @@ def test_what_the_first_token_of_a_model_that_is_not_loaded_takes(peers: Peers) 
     (part,) = next(model.parts for model in installed_models() if model.name == SMOLLM)
     (models / "small.gguf").symlink_to(part)
     holder = peers.join("holder", ingress.invite, "--max-memory", "2GiB", "--idle-unload", "2")
-    assert wait_until(lambda: ready(ingress), 60)
+    assert wait_until(lambda: ready(ingress), START_S)
     figures = {"not loaded": first_token_s(ingress)}
     figures["loaded"] = first_token_s(ingress)
-    assert wait_until(lambda: len(told_models(holder, "model_unloaded")) == 1, 30)
+    assert wait_until(lambda: len(told_models(holder, "model_unloaded")) == 1, START_S)
     figures["unloaded, its engine still there"] = first_token_s(ingress)
-    assert wait_until(lambda: len(told_models(holder, "model_unloaded")) == 2, 30)
-    assert wait_until(lambda: holder.children() == (), 60)
+    assert wait_until(lambda: len(told_models(holder, "model_unloaded")) == 2, START_S)
+    assert wait_until(lambda: holder.children() == (), START_S)
     figures["unloaded, its engine gone"] = first_token_s(ingress)
     print("\nseconds to the first token:", {name: round(seconds, 2) for name, seconds in figures.items()})
     assert len(told_models(holder, "load_on_demand")) == 3
