@@ -5,13 +5,13 @@ from collections.abc import Callable
 import trio
 
 from p2pmesh.app import events
-from p2pmesh.app.events import Event
+from p2pmesh.app.events import Emit
 from p2pmesh.core.addresses import AddressChoice
 
 LOOKED_EVERY_S = 30.0
 
 
-async def tell_addresses(choose: Callable[[], AddressChoice], emit: Callable[[Event], None]) -> None:
+async def tell_addresses(choose: Callable[[], AddressChoice], emit: Emit) -> None:
     """Until cancelled."""
     told: AddressChoice | None = None
     while True:

@@ -4,7 +4,7 @@ Owns names and fields, which scripts rely on (``--log-format json`` prints them 
 terminal is the business of ``cli.output``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -92,6 +92,10 @@ class Event:
 
     name: EventName
     fields: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+Emit = Callable[[Event], None]
+"""Tells the operator."""
 
 
 def listening(api_url: str, console_url: str, peer_id: PeerId) -> Event:

@@ -12,7 +12,7 @@ import trio
 from p2pmesh.app import events
 from p2pmesh.app.config import UpOptions
 from p2pmesh.app.config_file import Reading, SettingsFile
-from p2pmesh.app.events import Event, EventName
+from p2pmesh.app.events import Emit, Event, EventName
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 
 LOOK_AGAIN_S = 5.0
@@ -34,7 +34,6 @@ LIVE_KEYS = frozenset(_LIVE) | POOL_KEYS
 """What takes effect at once; every other key needs a restart."""
 LIVE_FIELDS = tuple(_LIVE.values())
 """The same, as ``UpOptions`` has them."""
-Emit = Callable[[Event], None]
 Apply = Callable[[UpOptions], Awaitable[None]]
 
 

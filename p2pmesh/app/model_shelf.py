@@ -4,11 +4,9 @@ Implements ``ports.models.ModelShelf``. Models that pip installed are for demons
 where they are named.
 """
 
-from collections.abc import Callable
-
 from p2pmesh.adapters.model_names import NamedModel
 from p2pmesh.adapters.model_store import DiskModelStore
-from p2pmesh.app.events import Event, EventName
+from p2pmesh.app.events import Emit, Event, EventName
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.ports.models import KnownModel, ModelFile
@@ -53,7 +51,7 @@ class OwnersModels:
         self._store.release(model.digest)
 
 
-async def tell_unusable(store: DiskModelStore, emit: Callable[[Event], None]) -> None:
+async def tell_unusable(store: DiskModelStore, emit: Emit) -> None:
     """Names what its owner put among the models and cannot be served, which a survey passes over."""
     for path, why in (await store.unusable())[:MAX_TOLD]:
         emit(Event(EventName.MODEL_UNUSABLE, {"path": str(path), "message": why}))

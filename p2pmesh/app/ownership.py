@@ -19,7 +19,7 @@ from p2pmesh.adapters.trust_file import CLAIM_FILE, TRUST_FILE, load_claim, load
 from p2pmesh.app import events
 from p2pmesh.app.claims import OwnerFiles, as_utc, open_own_claim, sign_claim
 from p2pmesh.app.config import PASSPHRASE_VARIABLE
-from p2pmesh.app.events import Event
+from p2pmesh.app.events import Emit
 from p2pmesh.app.passphrase import PassphraseSources
 from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError
 from p2pmesh.base.ids import PeerId
@@ -56,7 +56,7 @@ def passphrase_sources(file: str | None) -> PassphraseSources:
     return PassphraseSources(Path(file) if file else None, {} if given is None else {PASSPHRASE_VARIABLE: given})
 
 
-def check_owner_key(options: OwnershipOptions, emit: Callable[[Event], None], *, is_key_named: bool) -> None:
+def check_owner_key(options: OwnershipOptions, emit: Emit, *, is_key_named: bool) -> None:
     """Refuses at the start what would else be found out when the claim is due: ``ConfigError``.
 
     What was typed must be there and be sound. A passphrase that does not open the key is told: the node can run for
@@ -86,7 +86,7 @@ class OwnershipWatch:
         self,
         options: OwnershipOptions,
         peer: PeerId,
-        emit: Callable[[Event], None],
+        emit: Emit,
         run_blocking: RunBlocking | None = None,
     ) -> None:
         self._options = options
