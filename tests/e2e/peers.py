@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,6 +215,37 @@ def tokens_of(answer: dict[str, Any]) -> list[int]:
     if "error" in answer:
         raise AssertionError(answer)
     return list(answer["choices"][0].get("token_ids") or []) if answer["choices"] else []
+
+
+def tokens_in(chunks: Iterable[dict[str, Any]]) -> list[int]:
+    """The token ids of all chunks; of a stream, those that are still to come."""
+    return [token for chunk in chunks for token in tokens_of(chunk)]
+
+
+def next_tokens(chunks: Iterator[dict[str, Any]], at_least: int) -> list[int]:
+    """The token ids of a stream from here on, as soon as they are so many."""
+    tokens: list[int] = []
+    while len(tokens) < at_least:
+        tokens += tokens_of(next(chunks))
+    return tokens
+
+
+def assert_a_stream_outlives(
+    leaver: NodeProcess, spare: NodeProcess, asked: NodeProcess, undisturbed: dict[str, Any], **request: Any
+) -> None:
+    """``leaver`` drains while ``asked`` streams: ``spare`` has its stage then, and no byte is another.
+
+    ``asked`` coordinates the run; ``undisturbed`` is what ``NodeProcess.complete`` gave for the request before.
+    """
+    with asked.stream(**request) as chunks:
+        told = next_tokens(chunks, 5)
+        leaver.send_signal(signal.SIGTERM)
+        told += tokens_in(chunks)
+    assert told == tokens_of(undisturbed)
+    assert asked.wait_for("replanned")["reason"] == "peer_leaves"
+    leaver.stop()
+    assert spare.find("stage_ready")
+    assert asked.complete(**request)["choices"] == undisturbed["choices"]
 
 
 def children_of(pid: int) -> tuple[int, ...]:

@@ -2,14 +2,20 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import TINY
-from tests.e2e.peers import Event, NodeProcess, Peers, tokens_of
+from tests.e2e.peers import (
+    Event,
+    NodeProcess,
+    Peers,
+    assert_a_stream_outlives,
+    next_tokens,
+    tokens_in,
+    tokens_of,
+)
 
 PROMPT = "hello"
 LONG = 500
@@ -28,10 +34,6 @@ def placed(peers: Peers, model: Path) -> tuple[NodeProcess, list[NodeProcess], E
     return coordinator, stages, ready
 
 
-def rest_of(chunks: Iterator[dict[str, Any]], seen: int) -> int:
-    return seen + sum(len(tokens_of(chunk)) for chunk in chunks)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_answers_go_on_without_their_coordinator_and_a_peer_takes_over(
     peers: Peers, tiny_model: Path, number: signal.Signals
@@ -39,12 +41,10 @@ def test_answers_go_on_without_their_coordinator_and_a_peer_takes_over(
     coordinator, (first, second), ready = placed(peers, tiny_model)
     undisturbed = first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
     with first.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
-        seen = 0
-        while seen < 5:
-            seen += len(tokens_of(next(chunks)))
+        seen = next_tokens(chunks, 5)
         coordinator.send_signal(number)
         coordinator.wait_ended()
-        assert rest_of(chunks, seen) == len(tokens_of(undisturbed))
+        assert len(seen + tokens_in(chunks)) == len(tokens_of(undisturbed))
     taken = first.wait_for("run_taken_over", timeout_s=TAKEN_OVER_S)
     assert (taken["run_id"], taken["from"], taken["term"]) == (ready["run_id"], coordinator.peer_id, 2)
     assert len(tokens_of(first.complete(TINY, PROMPT, max_tokens=8, temperature=0))) == 8
@@ -62,18 +62,11 @@ def test_a_peer_of_a_run_that_was_taken_over_leaves_and_no_byte_of_a_stream_chan
     peers: Peers, tiny_model: Path
 ) -> None:
     coordinator, (first, second), _ = placed(peers, tiny_model)
-    undisturbed = first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    request = {"model": TINY, "prompt": PROMPT, "max_tokens": LONG, "temperature": 0}
+    undisturbed = first.complete(**request)
     coordinator.send_signal(signal.SIGTERM)  # at once another's, and nobody here has the model's file
     coordinator.wait_ended()
     first.wait_for("run_taken_over", timeout_s=TAKEN_OVER_S)
     spare = peers.join("spare", first.invite, "--max-memory", "1GiB")
     spare.wait_for("ready")
-    with first.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
-        told = [next(chunks) for _ in range(5)]
-        second.send_signal(signal.SIGTERM)
-        told += chunks
-    assert [token for chunk in told for token in tokens_of(chunk)] == tokens_of(undisturbed)
-    assert first.wait_for("replanned")["reason"] == "peer_leaves"
-    second.stop()
-    assert spare.find("stage_ready")
-    assert first.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)["choices"] == undisturbed["choices"]
+    assert_a_stream_outlives(second, spare, first, undisturbed, **request)

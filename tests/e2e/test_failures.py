@@ -1,16 +1,14 @@
 """What dies costs what depends on it, says why, and comes back; what is told to stop finishes what it has begun."""
 
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import TINY
-from tests.e2e.peers import Event, NodeProcess, Peers, tokens_of
+from tests.e2e.peers import Event, NodeProcess, Peers, next_tokens, tokens_of
 
 PROMPT = "hello"
 LONG = 3_500
@@ -29,13 +27,6 @@ def pipeline(peers: Peers, model: Path, joiners: int) -> tuple[NodeProcess, list
 def holder_of(ready: Event, index: int, nodes: list[NodeProcess]) -> NodeProcess:
     """The node that holds a stage."""
     return next(node for node in nodes if node.peer_id == ready["stages"][index]["peer_id"])
-
-
-def start_of(chunks: Iterator[dict[str, Any]], tokens: int = 5) -> None:
-    """Reads until a stream is under way."""
-    seen = 0
-    while seen < tokens:
-        seen += len(tokens_of(next(chunks)))
 
 
 def assert_serves_again(driver: NodeProcess, after: int) -> Event:
@@ -66,7 +57,7 @@ def test_a_driver_that_is_told_to_stop_finishes_what_it_has_begun(
 ) -> None:
     driver, _, _ = pipeline(peers, tiny_model, joiners=1)
     with driver.stream(TINY, PROMPT, max_tokens=100, temperature=0) as chunks:
-        start_of(chunks)
+        next_tokens(chunks, 5)
         driver.send_signal(number)
         told = list(chunks)
     assert told[-1]["choices"][0]["finish_reason"] == "length"
@@ -78,7 +69,7 @@ def test_a_driver_that_is_told_to_stop_finishes_what_it_has_begun(
 def test_a_stage_that_is_told_to_stop_finishes_what_it_has_begun(peers: Peers, tiny_model: Path) -> None:
     driver, (joiner,), _ = pipeline(peers, tiny_model, joiners=1)
     with driver.stream(TINY, PROMPT, max_tokens=100, temperature=0) as chunks:
-        start_of(chunks)
+        next_tokens(chunks, 5)
         joiner.send_signal(signal.SIGTERM)
         told = list(chunks)
     assert told[-1].get("choices", [{}])[0].get("finish_reason") == "length", told[-1]
@@ -88,7 +79,7 @@ def test_a_stage_that_is_told_to_stop_finishes_what_it_has_begun(peers: Peers, t
 def test_a_second_signal_ends_a_drain_at_once(peers: Peers, tiny_model: Path) -> None:
     driver, _, _ = pipeline(peers, tiny_model, joiners=1)
     with driver.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
-        start_of(chunks)
+        next_tokens(chunks, 5)
         driver.send_signal(signal.SIGINT)
         driver.wait_for("stopping")
         driver.send_signal(signal.SIGINT)
@@ -100,7 +91,7 @@ def test_a_node_that_is_killed_leaves_no_engine(peers: Peers, tiny_model: Path) 
     node.wait_for("pipeline_ready")
     assert len(node.children()) == 1
     with node.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
-        start_of(chunks)
+        next_tokens(chunks, 5)
         node.kill()
         with pytest.raises(httpx.TransportError):
             list(chunks)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import TINY
-from tests.e2e.peers import NodeProcess, Peers, tokens_of, wait_until
+from tests.e2e.peers import NodeProcess, Peers, next_tokens, tokens_in, tokens_of, wait_until
 
 PROMPT = "The seven seas are wide and deep and cold. " * 8
 LONG = 3_000
@@ -99,12 +99,9 @@ def test_a_stage_that_leaves_in_the_middle_of_an_answer_is_followed_by_another(p
     chain.join("spare").wait_for("ready")
     leaver = chain.stages()[0]
     with chain.ingress.stream(TINY, PROMPT, max_tokens=1000, temperature=0) as chunks:
-        told = tokens_of(next(chunks))
-        while len(told) < 5:
-            told += tokens_of(next(chunks))
+        told = next_tokens(chunks, 5)
         leaver.send_signal(signal.SIGTERM)
-        for chunk in chunks:
-            told += tokens_of(chunk)
+        told += tokens_in(chunks)
     assert told == undisturbed
     assert leaver.wait_ended() == 0
 

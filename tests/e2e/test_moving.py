@@ -1,9 +1,6 @@
 """A peer joins that can hold alone what two hold: the run moves there, and a stream that is under way is not cut."""
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,16 +9,12 @@ from p2pmesh.base.limits import DEFAULT_LANES
 from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.model.gguf import read_index
 from tests.e2e.conftest import TINY
-from tests.e2e.peers import Peers, tokens_of
+from tests.e2e.peers import Peers, assert_a_stream_outlives, next_tokens, tokens_in, tokens_of
 from tests.fakes.memory_source import MemorySource
 
 PROMPT = "hello"
 LONG = 400
 CONTEXT = 8192
-
-
-def tokens_in(chunks: Iterator[dict[str, Any]]) -> int:
-    return sum(len(tokens_of(chunk)) for chunk in chunks)
 
 
 def test_a_run_moves_to_a_larger_peer_and_no_stream_is_cut(peers: Peers, small_bytes: str, tiny_model: Path) -> None:
@@ -42,11 +35,9 @@ def test_a_run_moves_to_a_larger_peer_and_no_stream_is_cut(peers: Peers, small_b
     assert len(before["stages"]) == 2
     undisturbed = coordinator.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
     with coordinator.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
-        seen = 0
-        while seen < 5:
-            seen += len(tokens_of(next(chunks)))
+        seen = next_tokens(chunks, 5)
         large = peers.join("large", coordinator.invite, "--max-memory", "1GiB")
-        assert seen + tokens_in(chunks) == len(tokens_of(undisturbed))
+        assert len(seen + tokens_in(chunks)) == len(tokens_of(undisturbed))
     moved = coordinator.wait_for("replanned")
     assert moved["run_id"] == before["run_id"]
     assert [stage["peer_id"] for stage in moved["stages"]] == [large.peer_id]
@@ -64,17 +55,10 @@ def test_a_peer_that_leaves_hands_its_stage_over_and_no_byte_of_a_stream_changes
         node.peer_id: node for node in (peers.join(f"peer-{n}", hub.invite, "--max-memory", "1GiB") for n in "ab")
     }
     leaver = holders[hub.wait_for("pipeline_ready")["stages"][stage]["peer_id"]]
-    undisturbed = hub.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)
+    request = {"model": TINY, "prompt": PROMPT, "max_tokens": LONG, "temperature": 0}
+    undisturbed = hub.complete(**request)
     spare = peers.join("spare", hub.invite, "--max-memory", "1GiB")
-    with hub.stream(TINY, PROMPT, max_tokens=LONG, temperature=0) as chunks:
-        told = [next(chunks) for _ in range(5)]
-        leaver.send_signal(signal.SIGTERM)
-        told += chunks
-    assert [token for chunk in told for token in tokens_of(chunk)] == tokens_of(undisturbed)
-    assert hub.wait_for("replanned")["reason"] == "peer_leaves"
-    leaver.stop()
-    assert spare.find("stage_ready")
-    assert hub.complete(TINY, PROMPT, max_tokens=LONG, temperature=0)["choices"] == undisturbed["choices"]
+    assert_a_stream_outlives(leaver, spare, hub, undisturbed, **request)
 
 
 @pytest.fixture

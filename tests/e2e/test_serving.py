@@ -17,7 +17,7 @@ import pytest
 
 from p2pmesh.base.limits import DEFAULT_LANES
 from tests.e2e.conftest import TINY, TINY_LAYERS
-from tests.e2e.peers import NodeProcess, Peers, run_command, tokens_of, wait_until
+from tests.e2e.peers import NodeProcess, Peers, run_command, tokens_in, tokens_of, wait_until
 
 PROMPT = "hello"
 CANCEL_S = 5.0
@@ -94,7 +94,7 @@ def test_a_stream_carries_what_the_whole_answer_does(pair: Pair) -> None:
     whole = pair.driver.complete(TINY, PROMPT, max_tokens=40, temperature=0)
     with pair.bystander.stream(TINY, PROMPT, max_tokens=40, temperature=0) as chunks:
         told = list(chunks)
-    assert [token for chunk in told for token in tokens_of(chunk)] == tokens_of(whole)
+    assert tokens_in(told) == tokens_of(whole)
     assert "".join(chunk["choices"][0]["text"] for chunk in told) == whole["choices"][0]["text"]
     assert told[-1]["choices"][0]["finish_reason"] == "length"
 
