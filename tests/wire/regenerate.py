@@ -163,9 +163,9 @@ FILES_AND_MACHINES: Messages = [
     ("identity_query", IdentityQuery(OF_JOINER)),
     ("identity_answer", IdentityAnswer((OF_JOINER, OF_JOINER))),
     ("identity_answer of one who knows of no other", IdentityAnswer(())),
-    ("profile_query", control.ProfileQuery()),
-    ("profile of a machine that tells nothing", control.Profile()),
-    ("profile", control.Profile(8, 2500, 730, 120, 80, 2**33, 12 * 10**9, (
+    ("profile_query", profile.ProfileQuery()),
+    ("profile of a machine that tells nothing", profile.Profile()),
+    ("profile", profile.Profile(8, 2500, 730, 120, 80, 2**33, 12 * 10**9, (
         profile.DeviceEntry("CUDA0", "CUDA", "gpu", 2**33, 2**34, True),
         profile.DeviceEntry("CPU", "CPU", "cpu", 2**34, 2**35, False)), (
         profile.SpeedEntry("llama", 9, 6 * 10**9, 9 * 10**10),), ("big-model", DIGEST))),
