@@ -18,6 +18,9 @@ from p2pmesh.base.errors import ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES
 
 SEND_DEADLINE_S = 30.0
+"""So long a client may take nothing of its answer. Sockets and streams see to it (``server``); here is the backstop."""
+LEAST_TAKEN_BYTES = 8 * 1024
+"""What a client takes in that time at least: half of what the server lets lie unsent before it waits."""
 BODY_DEADLINE_S = 60.0
 PING_AFTER_SILENCE_S = 5.0
 MAX_DISCARDED_BODY_BYTES = 4 * MAX_HTTP_BODY_BYTES
@@ -140,7 +143,8 @@ class _Sender:
             self.has_started = True
             headers = [*message.get("headers", []), (b"x-request-id", self._request_id.hex().encode())]
             message = {**message, "headers": headers}
-        with trio.move_on_after(SEND_DEADLINE_S) as scope:
+        deadline_s = SEND_DEADLINE_S * (1 + len(message.get("body", b"")) // LEAST_TAKEN_BYTES)
+        with trio.move_on_after(deadline_s) as scope:
             # The server reports the end of an exchange as a disconnect from within the last send, and who watches for
             # that would cancel this very send: the connection would then neither be reused nor closed.
             scope.shield = _is_last(message)

@@ -1,9 +1,9 @@
 """HTTP service on sockets of our own, by hypercorn's trio connection handler.
 
 Owns binding, the number of connections, the deadline of a send and the drain. HTTP/1.1, and HTTP/2 for clients that
-begin with its preface (without TLS nothing else tells it). Hypercorn shields each send from cancellation, so a client
-that stops reading could hold a task for ever; the deadline therefore sits in the stream below hypercorn, where it also
-ends a shielded send.
+begin with its preface (without TLS nothing else tells it), are ``protocols``'. Hypercorn shields each send from
+cancellation, so a client that stops reading could hold a task for ever; the deadline therefore sits in the stream below
+hypercorn, where it also ends a shielded send.
 """
 
 import errno
@@ -13,28 +13,22 @@ import socket
 from functools import partial
 from typing import Any
 
-import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import RawData, Updated
-from hypercorn.protocol import ProtocolWrapper
-from hypercorn.protocol.events import StreamClosed
-from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from starlette.types import ASGIApp
 
-from p2pmesh.api.errors import INVALID_REQUEST
-from p2pmesh.api.exchange import SEND_DEADLINE_S, Drain, encode_json
+from p2pmesh.api.exchange import SEND_DEADLINE_S, Drain
+from p2pmesh.api.protocols import MOST_UNSENT_BYTES, Protocols, ServingConfig
 from p2pmesh.base.errors import ConfigError, ErrorCode
 from p2pmesh.base.limits import MAX_HTTP2_STREAMS, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEADER_BYTES
 
 DEFAULT_HOST = "127.0.0.1"
 KEEP_ALIVE_S = 15.0
 BACKLOG = 256
-LAST_BYTES_S = 5.0
 LAST_EVENTS_S = 2.0
 """After the end of a drain, for clients to take the error that ends their answers."""
 MOST_REQUESTS = 2**31
@@ -81,7 +75,7 @@ def url_of(sock: socket.socket) -> str:
 
 
 class DeadlineStream:
-    """A socket stream whose sends end: done within the deadline, or with the connection dropped."""
+    """A socket stream whose sends end: done, or with the connection dropped where its peer took too little in time."""
 
     def __init__(self, stream: trio.SocketStream, send_deadline_s: float) -> None:
         self._stream = stream
@@ -96,12 +90,13 @@ class DeadlineStream:
             return 0
 
     async def send_all(self, data: bytes) -> None:
-        """``trio.BrokenResourceError`` when the peer did not take ``data`` in time."""
-        with trio.move_on_after(self._send_deadline_s) as scope:
-            await self._stream.send_all(data)
-        if scope.cancelled_caught:
-            self.drop()
-            raise trio.BrokenResourceError("the client stopped reading")
+        """``trio.BrokenResourceError`` when the peer does not take each piece of ``data`` within the deadline."""
+        for start in range(0, len(data), MOST_UNSENT_BYTES):
+            with trio.move_on_after(self._send_deadline_s) as scope:
+                await self._stream.send_all(data[start : start + MOST_UNSENT_BYTES])
+            if scope.cancelled_caught:
+                self.drop()
+                raise trio.BrokenResourceError("the client stopped reading")
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """What has arrived."""
@@ -120,118 +115,17 @@ class DeadlineStream:
         self.socket.close()
 
 
-_UNREADABLE = {
-    431: f"the headers are larger than {MAX_HTTP_HEADER_BYTES // 1024} KiB; send fewer or shorter ones",
-    501: "the body has a transfer-encoding that is not read here; send it chunked, or with a content-length",
-}
-
-
-def _unreadable(status: int) -> dict[str, Any]:
-    """What a client is told of a request that h11 could not read, by the status that h11 gives it."""
-    told = "this is not a request of HTTP/1.1 or HTTP/2; TLS is not spoken here, so the URL begins with http://"
-    message = _UNREADABLE.get(status, told)
-    return {"message": message, "type": INVALID_REQUEST, "param": None, "code": "request_unreadable"}
-
-
-class _Http1Protocol(H11Protocol):  # type: ignore[misc]
-    """HTTP/1.1, which ends where a client that knows HTTP/2 begins with its preface."""
-
-    async def _check_protocol(self, event: Any) -> None:
-        """An offered upgrade to h2c is passed over: it would begin in the middle of a request."""
-        if (event.method, event.target, event.http_version) == (b"PRI", b"*", b"2.0"):
-            await super()._check_protocol(event)
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        """An offer to become a WebSocket is passed over too: there are none, and its refusal could not say so."""
-        headers = [one for one in request.headers.raw_items() if one[0].lower() != b"upgrade"]
-        plain = h11.Request(
-            method=request.method, headers=headers, target=request.target, http_version=request.http_version
-        )
-        await super()._create_stream(plain)
-
-    async def _send_error_response(self, status_code: int) -> None:
-        """Of a request that cannot be read, so that no application was asked: in the shape of all other errors."""
-        body = encode_json({"error": _unreadable(status_code)}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"connection", b"close"),
-            *self.config.response_headers("h11"),
-        ]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=body))
-        await self._send_h11_event(h11.EndOfMessage())
-
-
-class _Http2Protocol(H2Protocol):  # type: ignore[misc]
-    """HTTP/2 whose answers have left whole before their stream counts as closed.
-
-    Hypercorn closes it when the last bytes are taken out of their buffer; in a drain the connection then ended before
-    the end of the stream was sent, and the client took its answer for cut off.
-    """
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._ended = trio.Event()
-
-    async def _send_data(self, stream_id: int) -> None:
-        await super()._send_data(stream_id)
-        if stream_id not in self.stream_buffers:
-            self._ended.set()
-            self._ended = trio.Event()
-
-    async def stream_send(self, event: Any) -> None:
-        """An event of one answer."""
-        if isinstance(event, StreamClosed):
-            with trio.move_on_after(LAST_BYTES_S):
-                while self._is_ending(event.stream_id):
-                    await self._ended.wait()
-        await super().stream_send(event)
-
-    def _is_ending(self, stream_id: int) -> bool:
-        return not self.closed and stream_id in self.stream_buffers and self.stream_buffers[stream_id].complete
-
-
-class _Protocols(ProtocolWrapper):  # type: ignore[misc]
-    """One connection's protocol: HTTP/1.1 until an HTTP/2 preface comes."""
-
-    protocol: Any
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.protocol = _Http1Protocol(*self._parts())
-
-    async def handle(self, event: Any) -> None:
-        """Hypercorn counts a connection that becomes HTTP/2 as busy, and a silent one would stay for ever."""
-        try:
-            await self.protocol.handle(event)
-        except H2ProtocolAssumedError as error:
-            self.protocol = _Http2Protocol(*self._parts())
-            await self.protocol.initiate()
-            await self.protocol.handle(RawData(data=error.data))
-            await self.send(Updated(idle=self.protocol.idle))
-
-    def _parts(self) -> tuple[Any, ...]:
-        return (
-            self.app,
-            self.config,
-            self.context,
-            self.task_group,
-            self.state,
-            self.ssl,
-            self.client,
-            self.server,
-            self.send,
-        )
-
-
 class _Server(TCPServer):  # type: ignore[misc]
     """Hypercorn's connection with our protocols."""
 
     protocol: Any
+    _has_ended = False
+    """Whether the client has said all that it will."""
 
     async def protocol_send(self, event: Any) -> None:
         """What the socket takes at once costs neither a lock nor a scope nor a turn of the loop, for each token."""
+        if isinstance(event, Updated) and self._has_ended:
+            return
         if not isinstance(event, RawData) or self.send_lock.locked():
             await super().protocol_send(event)
             return
@@ -242,7 +136,7 @@ class _Server(TCPServer):  # type: ignore[misc]
 
     async def _read_data(self) -> None:
         made = self.protocol
-        self.protocol = _Protocols(
+        self.protocol = Protocols(
             made.app,
             made.config,
             made.context,
@@ -255,6 +149,8 @@ class _Server(TCPServer):  # type: ignore[misc]
             "http/1.1",
         )
         await super()._read_data()
+        self._has_ended = True
+        await self.idle_task.stop()  # hypercorn would wait for another request, and the connection count meanwhile
 
 
 class _Service:
@@ -263,7 +159,7 @@ class _Service:
     def __init__(self, app: ASGIApp, send_deadline_s: float, max_connections: int) -> None:
         self._drain = Drain()
         self._app = ASGIWrapper(self._drain.told_to(app))
-        self._config = _hypercorn_config()
+        self._config = _hypercorn_config(send_deadline_s)
         self._send_deadline_s = send_deadline_s
         self._max_connections = max_connections
         self._streams: set[DeadlineStream] = set()
@@ -309,8 +205,9 @@ def _is_closed_connection(raised: Exception) -> bool:
     return isinstance(raised, OSError | trio.BrokenResourceError | trio.ClosedResourceError)
 
 
-def _hypercorn_config() -> Config:
-    config = Config()
+def _hypercorn_config(send_deadline_s: float) -> Config:
+    config = ServingConfig()
+    config.send_deadline_s = send_deadline_s
     config.errorlog = _log
     config.accesslog = None
     config.include_server_header = False

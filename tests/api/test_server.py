@@ -11,12 +11,15 @@ import openai
 import pytest
 import trio
 import trio.testing
+from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import ResponseReceived, StreamReset
 from starlette.types import ASGIApp
 
-from p2pmesh.api import exchange, server
+from p2pmesh.api import server
+from p2pmesh.api.access import LOOPBACK_NAMES
 from p2pmesh.api.exchange import BODY_DEADLINE_S
-from p2pmesh.api.openai.app import openai_app
+from p2pmesh.api.openai.app import AccessRules, openai_app
 from p2pmesh.api.server import KEEP_ALIVE_S, bind_port, serve_app, url_of
 from p2pmesh.base.errors import ConfigError, ErrorCode, PeerUnavailable, Refused
 from p2pmesh.base.limits import MAX_HTTP_BODY_BYTES, MAX_HTTP_HEADER_BYTES
@@ -383,18 +386,28 @@ class RawHttp2:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
-        self._h2 = H2Connection()
+        self._h2 = H2Connection(H2Configuration(validate_outbound_headers=False))
         self._h2.initiate_connection()
+        self._number = 0
+        self._reset: set[int] = set()
+        self.statuses: list[bytes] = []
 
-    async def request(self, path: str, body: bytes = b"") -> int:
-        number = self._h2.get_next_available_stream_id()
+    async def request(
+        self, path: str, body: bytes = b"", more: dict[str, str | None] | None = None, *, is_whole: bool = True
+    ) -> int:
+        self._number = self._h2.get_next_available_stream_id()
         method = "POST" if body else "GET"
-        headers = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "localhost")]
-        self._h2.send_headers(number, headers, end_stream=not body)
+        named = {":method": method, ":path": path, ":scheme": "http", ":authority": "localhost"} | (more or {})
+        headers = [(name, value) for name, value in named.items() if value is not None]
+        self._h2.send_headers(self._number, headers, end_stream=not body)
         if body:
-            self._h2.send_data(number, body, end_stream=True)
+            self._h2.send_data(self._number, body, end_stream=is_whole)
         await self._flush()
-        return int(number)
+        return int(self._number)
+
+    async def send_more(self, body: bytes) -> None:
+        self._h2.send_data(self._number, body, end_stream=True)
+        await self._flush()
 
     async def reset(self, number: int) -> None:
         self._h2.reset_stream(number)
@@ -402,12 +415,29 @@ class RawHttp2:
 
     async def read_until(self, mark: bytes) -> None:
         seen = b""
+        self._h2.increment_flow_control_window(2**20)
+        await self._flush()
         while mark not in seen:
-            data = await self._stream.receive_some(65_536)
-            assert data, f"{seen!r} ended before {mark!r}"
-            for event in self._h2.receive_data(data):
-                seen += getattr(event, "data", b"") or b""
-            await self._flush()
+            seen += await self._read(f"{seen!r} ended before {mark!r}")
+
+    async def wait_reset(self, number: int) -> bool:
+        """Whether the server broke a stream off; gives no window meanwhile."""
+        while number not in self._reset:
+            await self._read("it ended without a reset")
+        return True
+
+    async def _read(self, problem: str) -> bytes:
+        seen = b""
+        data = await self._stream.receive_some(65_536)
+        assert data, problem
+        for event in self._h2.receive_data(data):
+            seen += getattr(event, "data", b"") or b""
+            if isinstance(event, ResponseReceived):
+                self.statuses.append(dict(event.headers)[b":status"])
+            if isinstance(event, StreamReset):
+                self._reset.add(event.stream_id)
+        await self._flush()
+        return seen
 
     async def _flush(self) -> None:
         await self._stream.send_all(self._h2.data_to_send())
@@ -477,14 +507,76 @@ async def test_a_drain_ends_http_2_connections_once_their_requests_have_ended() 
     assert "Hello" in answers[0].text
 
 
-async def test_over_http_2_a_client_that_gives_no_window_loses_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SEND_DEADLINE_S", 0.3)
-    backend = FakeBackend(script=(started(), *[GenerationDelta((1,), "x" * 100_000)] * 1_000))
-    async with serving(openai_app(backend)) as served, await served.connect() as stream:
+def many_tokens(count: int) -> tuple[Any, Callable[[], int]]:
+    """A script that says little at a time, and how often it was asked for more."""
+    told: list[None] = []
+
+    async def note() -> None:
+        told.append(None)
+
+    steps = [step for _ in range(count) for step in (note, GenerationDelta((1,), "x" * 20))]
+    return (started(), *steps), lambda: len(told)
+
+
+async def test_over_http_2_a_client_that_gives_no_window_loses_its_request_alone() -> None:
+    script, told = many_tokens(10_000)
+    backend = FakeBackend(script=script)
+    async with serving(openai_app(backend), send_deadline_s=0.2) as served, await served.connect() as stream:
         client = RawHttp2(stream)
-        await client.request("/v1/chat/completions", STREAMED)
+        number = await client.request("/v1/chat/completions", STREAMED)
         await backend.ended.wait()
-        assert len(backend.outcomes) == 1
+        assert backend.outcomes == ["cancelled"]
+        assert told() < 1000  # what window and buffers hold, not all of it
+        assert await client.wait_reset(number)
+        await client.request("/livez")
+        await client.read_until(b"live")
+
+
+async def test_over_http_2_an_answer_that_breaks_off_is_no_whole_one() -> None:
+    async def answer_half(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+
+    async with serving(answer_half) as served, await served.connect() as stream:
+        client = RawHttp2(stream)
+        assert await client.wait_reset(await client.request("/"))
+
+
+async def test_a_large_answer_comes_whole_over_http_2() -> None:
+    text = "0123456789abcdef" * 2**17
+    async with serving(openai_app(FakeBackend(say(text)))) as served, http2(served) as client:
+        answer = await client.post("/v1/chat/completions", json=CHAT)
+        assert answer.json()["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.parametrize("more", [b"", b"{}"])
+async def test_over_http_2_too_many_headers_are_told_so_and_the_connection_goes_on(more: bytes) -> None:
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as stream:
+        client = RawHttp2(stream)
+        await client.request("/v1/models", more, {"x-much": "a" * MAX_HTTP_HEADER_BYTES})
+        await client.read_until(b"64 KiB")
+        assert client.statuses[-1] == b"431"
+        await client.request("/v1/models")
+        await client.read_until(MODEL.encode())
+
+
+async def test_over_http_2_a_body_that_comes_after_its_answer_costs_nothing() -> None:
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as stream:
+        client = RawHttp2(stream)
+        await client.request("/nowhere", b"x", is_whole=False)
+        await client.read_until(b"there is no")
+        await client.send_more(b"y" * 1000)
+        await client.request("/v1/models")
+        await client.read_until(MODEL.encode())
+
+
+@pytest.mark.parametrize("headers", [{":path": None, ":scheme": None}, {":protocol": "websocket"}])
+async def test_over_http_2_tunnels_are_refused(headers: dict[str, str | None]) -> None:
+    async with serving(openai_app(FakeBackend())) as served, await served.connect() as stream:
+        client = RawHttp2(stream)
+        await client.request("/v1/models", b"", {":method": "CONNECT", **headers})
+        await client.read_until(b"method_not_allowed")
+        assert client.statuses[-1] == b"405"
 
 
 async def test_an_offer_of_http_2_is_passed_over() -> None:
@@ -502,6 +594,21 @@ async def test_a_connection_too_many_is_closed() -> None:
         await read_until(first, b"Hello")
         async with await served.connect() as second:
             assert await second.receive_some(1) == b""
+
+
+@pytest.mark.parametrize("is_http2", [False, True])
+async def test_a_connection_that_its_client_closed_counts_no_more(is_http2: bool) -> None:
+    async with serving(openai_app(FakeBackend()), max_connections=1) as served:
+        for _ in range(3):
+            async with await served.connect() as client:
+                if is_http2:
+                    raw = RawHttp2(client)
+                    await raw.request("/v1/models")
+                    await raw.read_until(MODEL.encode())
+                else:
+                    await client.send_all(raw_request(is_streamed=False))
+                    await read_until(client, b"Hello")
+            await trio.testing.wait_all_tasks_blocked(0.05)
 
 
 @pytest.mark.parametrize(
@@ -525,6 +632,24 @@ async def test_what_cannot_be_read_is_refused_in_the_shape_of_all_errors(
         assert b"content-type: application/json" in head
         assert error.keys() == {"message", "type", "param", "code"}
         assert said in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://localhost/v1/models", b"localhost", 200),
+        (b"HTTP://localhost:80/v1/models?x=1", b"wrong.example", 200),  # the target counts, whatever the header says
+        (b"https://user@localhost/v1/models", b"localhost", 200),
+        (b"http://wrong.example/v1/models", b"localhost", 403),
+        (b"http://localhost", b"localhost", 404),
+        (b"http://localhost?x", b"localhost", 404),
+    ],
+)
+async def test_a_whole_url_as_the_target_is_taken(target: bytes, host: bytes, status: int) -> None:
+    rules = AccessRules(host_names=LOOPBACK_NAMES)
+    async with serving(openai_app(FakeBackend(), rules)) as served, await served.connect() as client:
+        await client.send_all(b"GET " + target + b" HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+        assert (await read_until(client, b"}")).startswith(b"HTTP/1.1 %d" % status)
 
 
 async def test_a_websocket_is_told_what_there_is_instead() -> None:
