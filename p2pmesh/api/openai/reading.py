@@ -90,7 +90,10 @@ class ChatReader(TextReader):
         """What the driver and the splitter held back."""
         last = self.add(GenerationDelta((), finished.text))
         rest = self._splitter.finish()
-        steps = [Step(rest.content)] if self._calls is None else [self._calls.add(rest.content), self._calls.finish()]
+        steps = [Step(rest.content)]
+        if self._calls is not None:
+            is_cut = finished.reason is FinishReason.LENGTH or bool(finished.stop)
+            steps = [self._calls.add(rest.content), self._calls.finish(is_cut=is_cut)]
         text = last.text + "".join(step.content for step in steps)
         calls = (*last.calls, *(part for step in steps for part in step.calls))
         piece = Piece(text, last.token_ids, last.reasoning + rest.reasoning, last.logprobs, calls)

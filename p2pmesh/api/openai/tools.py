@@ -64,7 +64,9 @@ def reader_of(request: GenerationRequest, started: GenerationStarted) -> CallRea
     if request.tools is None:
         return None
     names = [tool.name for tool in decode_tools(request.tools)]
-    return CallReader(find_format(started.call_format), [request.tools.only] if request.tools.only else names)
+    offered = [request.tools.only] if request.tools.only else names
+    must_call = request.tools.choice is ToolChoice.REQUIRED
+    return CallReader(find_format(started.call_format), offered, must_call=must_call)
 
 
 def show_calls(parts: Iterable[CallPart], answer_id: str) -> list[dict[str, Any]]:

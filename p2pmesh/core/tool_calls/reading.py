@@ -2,7 +2,8 @@
 
 Total and incremental: what has been given out never changes, and does not depend on how the text was cut. A call is
 told once its name is known, its arguments follow piece by piece. What does not keep to the format, or names a function
-that was not offered, is text like any other: no such name ever comes out as a call.
+that was not offered, is text like any other: no such name ever comes out as a call. A call that a limit cuts off before
+its name is known is no text either: clients would show its marks to people.
 """
 
 from collections.abc import Collection
@@ -43,11 +44,12 @@ class _Phase(StrEnum):
 
 
 class CallReader:
-    """Reads the calls of one answer to tools with these ``names``."""
+    """Reads the calls of one answer to tools with these ``names``; ``must_call``: it is calls and nothing else."""
 
-    def __init__(self, form: CallFormat, names: Collection[str]) -> None:
+    def __init__(self, form: CallFormat, names: Collection[str], *, must_call: bool = False) -> None:
         self._form = form
         self._names = frozenset(names)
+        self._must_call = must_call
         self._phase = _Phase.SAYING
         self._held = ""
         self._opened = ""
@@ -68,9 +70,39 @@ class CallReader:
         self._held += text
         return self._read(is_end=False)
 
-    def finish(self) -> Step:
-        """What was held back."""
-        return self._read(is_end=True)
+    def finish(self, *, is_cut: bool = False) -> Step:
+        """What was held back.
+
+        ``is_cut``: the answer ended where it did not want to. Of a call that had begun only the name is told, if it can
+        be but one.
+        """
+        begun = self._begun_names() if is_cut else None
+        if begun is None:
+            return self._read(is_end=True)
+        self._held = self._opened = ""
+        self._phase = _Phase.OVER
+        if len(begun) != 1:
+            return Step()
+        self._count += 1
+        return Step("", (CallPart(self._count - 1, "", begun[0]),))
+
+    def _begun_names(self) -> list[str] | None:
+        """Whose call what is held may be the beginning of; none where it ends the calls, None where it is text."""
+        form, held = self._form, self._held
+        names = sorted(self._names)
+        match self._phase:
+            case _Phase.SAYING:
+                begun = held.lstrip()
+                return names if begun and self._must_call and form.trigger.startswith(begun) else None
+            case _Phase.HEAD:
+                return names
+            case _Phase.NAME:
+                return [name for name in names if (name + form.middle).startswith(held)] or None
+            case _Phase.BETWEEN if held:
+                if (form.separator + form.head).startswith(held):
+                    return names if held.strip() else []
+                return [] if form.closing.startswith(held) else None
+        return None
 
     def _read(self, *, is_end: bool) -> Step:
         content = ""

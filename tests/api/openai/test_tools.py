@@ -236,6 +236,22 @@ async def test_a_call_that_the_limit_cut_says_so():
     assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
+NAMED = {"type": "function", "function": {"name": "now"}}
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(("choice", "names"), [("required", []), (NAMED, ["now"])])
+async def test_marks_of_a_call_that_the_limit_cut_are_no_content(choice, names, is_streamed):
+    cut = says(HERMES.write([ToolCall("", "now", "{}")])[:20], reason=FinishReason.LENGTH)
+    client = await ask(cut, tool_choice=choice, stream=is_streamed)
+    choices = [event["choices"][0] for event in client.events()[:-1]] if is_streamed else client.json()["choices"]
+    told = [choice.get("delta", choice.get("message")) for choice in choices]
+    assert "".join(one.get("content") or "" for one in told) == ""
+    calls = [call for one in told for call in one.get("tool_calls", [])]
+    assert [(call["function"]["name"], call["function"]["arguments"]) for call in calls] == [(n, "") for n in names]
+    assert choices[-1]["finish_reason"] == "length"
+
+
 async def test_a_stream_names_a_call_once_and_then_sends_its_arguments():
     events = (await ask(says("Well.\n" + HERMES.write(TWO), width=3), stream=True)).events()
     choices = [event["choices"][0] for event in events if isinstance(event, dict)]

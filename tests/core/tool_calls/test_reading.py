@@ -108,6 +108,50 @@ def test_a_call_that_is_cut_off_keeps_what_came():
     assert read(HERMES, HERMES.head + "f" + HERMES.middle + '{"a": [1') == ("", [("f", '{"a": [1')])
 
 
+def cut_off(form, text, names=NAMES, *, must_call=False):
+    """Content and parts of an answer that a limit ended."""
+    reader = CallReader(form, names, must_call=must_call)
+    steps = [reader.add(text), reader.finish(is_cut=True)]
+    return "".join(step.content for step in steps), [part for step in steps for part in step.calls]
+
+
+@each_format
+def test_what_a_limit_leaves_of_the_beginning_of_a_call_is_never_said(form):
+    whole = form.write([ToolCall("", "f", "{}")])
+    for end in range(1, len(whole)):
+        said, parts = cut_off(form, whole[:end], must_call=True)
+        assert said == ""
+        assert {part.name for part in parts} <= {"f", ""}
+        named, told = cut_off(form, whole[:end], ["f"], must_call=True)
+        assert (named, told[0].name) == ("", "f")
+        assert sum(bool(part.name) for part in told) == 1
+
+
+@each_format
+def test_where_calls_are_free_it_is_said_up_to_what_begins_them(form):
+    whole = form.write([ToolCall("", "f", "{}")])
+    begun = (form.opening + form.head).index(form.trigger) + len(form.trigger)
+    for end in range(1, len(whole)):
+        assert cut_off(form, whole[:end])[0] == (whole[:end] if end < begun else "")
+
+
+@each_format
+def test_a_second_call_that_is_cut_off_leaves_the_first_alone(form):
+    if not form.may_repeat:
+        return
+    first, both = form.write([ToolCall("", "f", "{}")]), form.write([ToolCall("", "f", "{}"), ToolCall("", "f", "{}")])
+    for end in range(len(first) - len(form.closing), len(both)):
+        said, parts = cut_off(form, both[:end])
+        assert said == ""
+        assert parts[0].name == "f"
+        assert "".join(part.arguments for part in parts if part.index == 0) == "{}"
+
+
+@pytest.mark.parametrize("text", ['<tool_call>\n{"name": "rm_rf', "<tool_call> to call", "a < b", "<tool_call>\n[1"])
+def test_text_that_is_cut_off_is_text(text):
+    assert cut_off(HERMES, text) == (text, [])
+
+
 def test_text_about_calls_is_text():
     text = "Write <tool_call> to call, <tool"
     assert read(HERMES, text) == (text, [])
