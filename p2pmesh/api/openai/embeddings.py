@@ -18,6 +18,7 @@ from p2pmesh.api.errors import error_body, error_of, invalid_parameter
 from p2pmesh.api.exchange import (
     ClientGone,
     Drain,
+    Headers,
     drain_of,
     internal_error,
     is_client_gone,
@@ -27,7 +28,7 @@ from p2pmesh.api.exchange import (
 )
 from p2pmesh.api.openai.asking import account_of
 from p2pmesh.api.openai.completions import read_prompt, read_token_ids
-from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, cancel_on_disconnect
+from p2pmesh.api.openai.endpoint import CONCURRENT_CHOICES, cancel_on_disconnect, route_headers
 from p2pmesh.api.openai.fields import Fields, check_text, decode_object
 from p2pmesh.api.openai.parameters import HARMLESS, Harmless, check_names, read_model
 from p2pmesh.base.errors import ErrorCode, LocalProtocolError, P2PMeshError, Refused
@@ -133,9 +134,10 @@ class EmbeddingsEndpoint:
         """Never raises but ``trio.Cancelled``, because the nursery round it would wrap anything else in a group."""
         try:
             try:
+                reading = _Reading(self._backend, call, asker)
                 with drain.interruptible():
-                    answer = await _Reading(self._backend, call, asker).answer()
-                await send_json(send, 200, answer)
+                    answer = await reading.answer()
+                await send_json(send, 200, answer, reading.headers)
             except Exception as raised:  # noqa: BLE001 - the edge: any failure becomes an answer
                 if not is_client_gone(raised):
                     error = error_of(raised) or internal_error(raised)
@@ -153,6 +155,8 @@ class _Reading:
         self._asker = asker
         self._vectors: dict[int, Vector] = {}
         self._prompt_tokens = 0
+        self.headers: Headers = ()
+        """Where the first input was read."""
 
     async def answer(self) -> dict[str, Any]:
         """The body of the answer."""
@@ -188,6 +192,7 @@ class _Reading:
             async for event in events:
                 if isinstance(event, GenerationStarted):
                     self._prompt_tokens += len(event.prompt_tokens)
+                    self.headers = self.headers or route_headers(event)
                 elif isinstance(event, GenerationDelta) and event.embedding:
                     embedding = event.embedding
         if not embedding or len(embedding) % 4:

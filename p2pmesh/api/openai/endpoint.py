@@ -274,15 +274,7 @@ class _AnswerFacts:
 
     def _route_headers(self) -> list[tuple[bytes, bytes]]:
         """Where the choice that was admitted first began; after a loss others may have gone on."""
-        started = self._require_started()
-        stages = ", ".join(f"{stage.peer_id} {stage.start}-{stage.end}" for stage in started.stages)
-        return [
-            (b"x-p2pmesh-run-id", started.run_id.hex().encode()),
-            (b"x-p2pmesh-model-digest", started.model_digest.encode()),
-            (b"x-p2pmesh-stages", stages.encode()),
-            (b"x-p2pmesh-verified", b"yes" if started.is_verified else b"no"),
-            *_encoded(started.facts),
-        ]
+        return route_headers(self._require_started())
 
     def _late_facts(self) -> list[tuple[bytes, bytes]]:
         """What a client may know of losses, none of it without one, and of what was done to its answer."""
@@ -426,6 +418,18 @@ class StreamedAnswer(_AnswerFacts):
     async def _write(self, events: Events) -> None:
         if events:
             await self._stream.write(*[(_payload(event), event.name) for event in events])
+
+
+def route_headers(started: GenerationStarted) -> list[tuple[bytes, bytes]]:
+    """What computes an answer, as its headers say it."""
+    stages = ", ".join(f"{stage.peer_id} {stage.start}-{stage.end}" for stage in started.stages)
+    return [
+        (b"x-p2pmesh-run-id", started.run_id.hex().encode()),
+        (b"x-p2pmesh-model-digest", started.model_digest.encode()),
+        (b"x-p2pmesh-stages", stages.encode()),
+        (b"x-p2pmesh-verified", b"yes" if started.is_verified else b"no"),
+        *_encoded(started.facts),
+    ]
 
 
 def _encoded(facts: Iterable[Fact]) -> list[tuple[bytes, bytes]]:

@@ -12,7 +12,7 @@ from p2pmesh.api.openai.app import openai_app
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.wire.generation import FinishReason, GenerationDelta, GenerationFinished
 from tests.fakes.asgi import AsgiClient
-from tests.fakes.backend import MODEL, FakeBackend, started
+from tests.fakes.backend import MODEL, RUN_ID, FakeBackend, started
 
 READ = (
     started(),
@@ -36,6 +36,8 @@ async def test_an_input_is_read_and_brought_to_unit_length() -> None:
         "model": MODEL,
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }
+    assert client.headers["x-p2pmesh-run-id"] == RUN_ID.hex()
+    assert client.headers["x-p2pmesh-stages"] == "peer-a 0-10, peer-b 10-22"
     (request,) = backend.requests
     assert (request.wants_embedding, request.max_tokens, request.prompt.text) == (True, 1, "hi")
 
