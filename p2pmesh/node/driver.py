@@ -266,7 +266,8 @@ class Driver:
         async with aclosing(sequence.events()) as events:
             async for event in events:
                 if not isinstance(event, GenerationFinished):
-                    self._note_step(meter.note_token(self._clock.now()), event)
+                    step_us = meter.note_token(self._clock.now(), is_behind=sequence.is_unread)
+                    self._note_step(step_us, event)
                 self._note_used(peer, len(getattr(event, "tokens", ())))
                 yield event
 

@@ -7,6 +7,7 @@ Runs ``core.routing`` over ``core.driver_records`` and ``core.affinity``. Who se
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from p2pmesh.base.errors import P2PMeshError
 from p2pmesh.base.ids import PeerId
@@ -22,9 +23,18 @@ from p2pmesh.wire.generation import GenerationDelta, GenerationEvent, Generation
 MAX_AUTO_CONVERSATIONS = 1024
 """Mesh LLM's."""
 
-Note = Callable[[GenerationEvent], None]
+_SLOW_READER = 2
+"""An answer whose reader took one part in so many of its time, or more, tells nothing of its driver's speed."""
+
 RoundTrips = Callable[[], Mapping[PeerId, int]]
 """Microseconds to each peer that was measured, this node among them with 0."""
+
+
+class Note(Protocol):
+    """Takes each event of a request."""
+
+    def __call__(self, event: GenerationEvent, held_us: int = 0) -> None:
+        """``held_us``: so long the events before it were with whoever reads them, all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ class _Observation:
         self._first_at: Micros | None = None
         self._tokens = 0
 
-    def note(self, event: GenerationEvent) -> None:
+    def note(self, event: GenerationEvent, held_us: int = 0) -> None:
         """What an event tells of the driver. Called for every token: its clock is read for the first and the last."""
         if isinstance(event, GenerationDelta):
             self._tokens += len(event.tokens)
@@ -122,4 +132,5 @@ class _Observation:
             self._affinity.remember(self._keys, self._driver[0], now)
         else:
             took_us = 0 if self._first_at is None else now - self._first_at
-            self._records.note_answered(self._driver, self._tokens, took_us, now)
+            tokens = 0 if held_us * _SLOW_READER > took_us else self._tokens
+            self._records.note_answered(self._driver, tokens, took_us, now)

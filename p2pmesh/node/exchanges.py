@@ -51,6 +51,9 @@ from p2pmesh.wire.messages.runs import HoldRun, ProbeRun, PublishRun
 
 EVENT_TIMEOUT_S = 600.0
 """A backstop only: the driver's own deadlines, derived from its pace, end a silent generation first."""
+READ_TIMEOUT_S = 600.0
+"""Of an ingress whose client is slow, for its next window; its sequence gives up its lane long before
+(``node.sequences``)."""
 CANCEL_TIMEOUT_S = 2.0
 
 
@@ -101,7 +104,7 @@ class DriverExchanges:
                 with self._drivers.served(Claimant(stream.remote_peer, request.client)):
                     async with driver.generate(request, stream.remote_peer) as events:
                         async for event in events:
-                            await stream.send(_message_of(event))
+                            await stream.send(_message_of(event), READ_TIMEOUT_S)
                 nursery.cancel_scope.cancel()
         await stream.finish()
 

@@ -143,11 +143,14 @@ class _Attempts:
         self._avoided.add(route)
         is_first = not self._machine.is_stalled
         request = self._journal.next_request(request_id)
+        now, held_us = self._ingress.clock.now, 0
         async with router.generate(route, request, self._keys, is_first=is_first) as (events, note):
             async for event in events:
-                note(event)
+                note(event, held_us)
                 for given in self._take(event):
+                    given_at = now()
                     yield given
+                    held_us += now() - given_at
 
     def _take(self, event: GenerationEvent) -> tuple[GenerationEvent, ...]:
         given = self._journal.take(event)

@@ -34,18 +34,24 @@ class PaceMeter:
         self._last = started
         self._prompt_tokens = prompt_tokens
         self._is_first = True
+        self._was_behind = False
 
-    def note_token(self, now: Micros) -> int | None:
-        """A token is here; how long after the one before it."""
-        elapsed = now - self._last
+    def note_token(self, now: Micros, *, is_behind: bool = False) -> int | None:
+        """A token is here; how long after the one before it.
+
+        ``is_behind``: more are waiting to be read. Such a time, and the next, is that of a slow reader: None.
+        """
+        elapsed, self._last = now - self._last, now
+        is_telling = not (is_behind or self._was_behind)
+        self._was_behind = is_behind
         if self._is_first:
-            if self._prompt_tokens:
+            if self._prompt_tokens and is_telling:
                 self._pace.note_prefill(elapsed // self._prompt_tokens)
             self._is_first = False
-            self._last = now
+            return None
+        if not is_telling:
             return None
         self._pace.note_step(elapsed)
-        self._last = now
         return elapsed
 
 

@@ -25,8 +25,11 @@ from p2pmesh.wire.token_report import TokenReport, check_embedding, decode_repor
 
 EVENT_CAPACITY = 64
 CANCEL_TIMEOUT_S = 5.0
-OUTPUT_CAPACITY = 1024
-"""Deltas that an ingress may be behind; generation waits for it beyond that."""
+OUTPUT_CAPACITY = 4096
+"""Deltas that an ingress may be behind; generation waits for it beyond that. A client on a slow link keeps its answer
+and holds no lane for it: few answers are longer. One that reads nothing is found out by its ingress, far sooner."""
+LOGPROBS_CAPACITY = 1024
+"""Of deltas with log probabilities, which take some kilobytes each."""
 READER_PATIENCE_S = 30.0
 """So long a sequence waits for its ingress in all: it has a lane meanwhile."""
 
@@ -96,7 +99,8 @@ class Sequence:
         self._runner: MachineRunner[generation.Event, generation.Effect] = MachineRunner(
             machine, clock, self._perform, generation.DeadlinePassed(), EVENT_CAPACITY
         )
-        self._output, self._input = trio.open_memory_channel[GenerationEvent | P2PMeshError](OUTPUT_CAPACITY)
+        self._capacity = OUTPUT_CAPACITY if start.request.top_logprobs is None else LOGPROBS_CAPACITY
+        self._output, self._input = trio.open_memory_channel[GenerationEvent | P2PMeshError](self._capacity)
         self._unread = 0
         """What ``events`` has not taken yet."""
         self._scope = trio.CancelScope()
@@ -116,6 +120,11 @@ class Sequence:
     def max_tokens(self) -> int:
         """Tokens that the answer may hold."""
         return self._machine.max_tokens
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether more was given than ``events`` has taken."""
+        return self._unread > 0
 
     @property
     def sent_tokens(self) -> int:
@@ -154,7 +163,7 @@ class Sequence:
                 self._is_failed = True
                 event = _failure_of(frame)
         try:
-            if isinstance(event, generation.TokensArrived) and self._unread < OUTPUT_CAPACITY // 2:
+            if isinstance(event, generation.TokensArrived) and self._unread < self._capacity // 2:
                 await self._take_token(event)
             else:
                 self._runner.post(event)

@@ -5,6 +5,7 @@ import json
 import random
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from tests.e2e.peers import NodeProcess, Peers, run_command, tokens_in, tokens_o
 
 PROMPT = "hello"
 CANCEL_S = 5.0
+FEW_BYTES = 4096
+"""Of a client's window: without a bound its kernel takes megabytes that nobody reads, and the node cannot know."""
+READS_NOTHING_S = 90.0
+"""30 s since nothing was taken, and what fills the kernel's buffers before, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +160,60 @@ def _hang_up(pair: Pair, asked: int, prompt_tokens: int, after_bytes: int, is_st
             received += len(connection.recv(256)) or after_bytes
 
 
-def _asking(node: NodeProcess, body: dict[str, object]) -> socket.socket:
+@pytest.mark.slow
+@pytest.mark.parametrize("ingress", ["driver", "bystander"])
+def test_clients_that_read_nothing_lose_their_lanes(pair: Pair, ingress: str) -> None:
+    node: NodeProcess = getattr(pair, ingress)
+    body = {"model": TINY, "prompt": PROMPT, "max_tokens": 3900, "temperature": 0, "stream": True}
+    with ExitStack() as open_ones:
+        clients = [open_ones.enter_context(_asking(node, body, FEW_BYTES)) for _ in range(DEFAULT_LANES)]
+        assert wait_until(lambda: pair.open_sequences() == [DEFAULT_LANES] * 2, 30), pair.open_sequences()
+        assert wait_until(lambda: pair.open_sequences() == [0, 0], READS_NOTHING_S), pair.open_sequences()
+        for client in clients:
+            assert b"[DONE]" not in _read_to_end(client, 65_536, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ingress", ["driver", "bystander"])
+def test_a_client_on_a_slow_link_has_its_whole_answer(pair: Pair, ingress: str) -> None:
+    """Its lane is free long before: it waits for nobody who reads at all."""
+    node: NodeProcess = getattr(pair, ingress)
+    body = {"model": TINY, "prompt": PROMPT, "max_tokens": 1500, "temperature": 0, "stream": True}
+    with ThreadPoolExecutor(1) as pool, _asking(node, body, FEW_BYTES) as client:
+        reading = pool.submit(_read_to_end, client, FEW_BYTES, 0.2)
+        assert wait_until(lambda: pair.open_sequences() == [1, 1], 30), pair.open_sequences()
+        assert wait_until(lambda: pair.open_sequences() == [0, 0], 60), pair.open_sequences()
+        assert not reading.done()
+        answer = reading.result()
+    assert b'"finish_reason":"length"' in answer
+    assert b"[DONE]" in answer
+
+
+def _read_to_end(client: socket.socket, most_bytes: int, pause_s: float) -> bytes:
+    """What comes until the end of the answer, or of the connection; slowly."""
+    client.settimeout(60)
+    answer = b""
+    while b"[DONE]" not in answer[-200:]:
+        try:
+            data = client.recv(most_bytes)
+        except ConnectionResetError:
+            return answer
+        if not data:
+            return answer
+        answer += data
+        time.sleep(pause_s)
+    return answer
+
+
+def _asking(node: NodeProcess, body: dict[str, object], window_bytes: int | None = None) -> socket.socket:
     """A connection with a request on it whose answer nobody reads; closed as it is left."""
     url = urlsplit(node.api_url)
     assert url.hostname is not None
-    connection = socket.create_connection((url.hostname, url.port or 80), timeout=10)
+    connection = socket.socket()
+    if window_bytes is not None:  # before it connects, when its window is agreed on
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+    connection.settimeout(10)
+    connection.connect((url.hostname, url.port or 80))
     payload = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
     connection.sendall(head.encode() + payload)

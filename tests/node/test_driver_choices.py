@@ -9,6 +9,7 @@ import trio.testing
 
 from p2pmesh.base.errors import ErrorCode, Refused
 from p2pmesh.base.ids import PeerId
+from p2pmesh.base.quantities import MICROS_PER_SECOND
 from p2pmesh.core.affinity import NOBODY, AffinityKeys, Asker, affinity_keys
 from p2pmesh.core.routing import RouteReason
 from p2pmesh.node.driver_choices import Candidate, DriverChoices
@@ -45,11 +46,16 @@ async def answer(wait_s: float, token_s: float, tokens: int) -> AsyncGenerator[G
     yield GenerationFinished(FinishReason.STOP, "", tokens)
 
 
-async def ask(made: DriverChoices, one: Candidate, asked: AffinityKeys, token_s: float = 0.02) -> None:
+async def ask(
+    made: DriverChoices, one: Candidate, asked: AffinityKeys, token_s: float = 0.02, read_s: float = 0.0
+) -> None:
+    held_us = 0
     with made.observing((one.peer, one.run_id), asked) as note:
         async with aclosing(answer(0.1, token_s, 10)) as events:
             async for event in events:
-                note(event)
+                note(event, held_us)
+                await trio.sleep(read_s)
+                held_us += round(read_s * MICROS_PER_SECOND)
 
 
 async def test_a_session_stays_with_the_driver_that_took_it(autojump_clock: trio.testing.MockClock) -> None:
@@ -66,6 +72,15 @@ async def test_the_faster_one_is_asked_once_both_are_known(autojump_clock: trio.
         await ask(made, A, keys(), token_s=0.1)
         await ask(made, B, keys(), token_s=0.02)
     assert made.choose([A, B], keys(text="new")) == (B.peer, RouteReason.FASTEST)
+
+
+async def test_a_slow_reader_makes_no_driver_slow(autojump_clock: trio.testing.MockClock) -> None:
+    made = choices()
+    for _ in range(3):
+        await ask(made, A, keys(), token_s=0.02)
+        await ask(made, B, keys(), token_s=0.1)
+        await ask(made, A, keys(), token_s=0.02, read_s=1.0)
+    assert made.choose([A, B], keys(text="new")) == (A.peer, RouteReason.FASTEST)
 
 
 async def test_a_driver_that_was_lost_is_left_alone_for_a_while(autojump_clock: trio.testing.MockClock) -> None:
