@@ -101,8 +101,8 @@ class StageCost:
 
     ``kv_bytes`` is the whole cache, its spare cells included, and ``state_bytes`` the states of all sequences.
     ``logits_bytes`` is what the rows of one call give out, ``process_bytes`` what the engine takes beside its buffers.
-    ``untouched_bytes`` of the buffers are reserved for logits that no call makes: a machine gives them no memory (a
-    GPU does; the share of it that is not offered covers them).
+    ``untouched_bytes`` of the buffers are reserved for logits that no call makes, and for states a second time: a
+    machine gives them no memory (a GPU does; the share of it that is not offered covers them).
     """
 
     weights_bytes: int
@@ -201,7 +201,7 @@ def stage_cost(model: ModelBytes, layers: LayerRange, context_tokens: int, lanes
     has_vocabulary = takes_tokens or is_last
     logits = _logits_bytes(model, lanes, is_last=is_last) if has_vocabulary else 0
     compute = _compute_bytes(model, context_tokens, lanes, has_vocabulary=has_vocabulary)
-    used = _layers_compute_bytes(model, context_tokens, lanes) + (_used_head_bytes(model, lanes) if is_last else 0)
+    used = _used_layers_bytes(model, context_tokens, lanes) + (_used_head_bytes(model, lanes) if is_last else 0)
     return StageCost(
         weights_bytes=sum(model.layer_bytes[layer] for layer in (*repeated, *held)) + model.shared_bytes,
         embedding_bytes=embedding,
@@ -269,6 +269,12 @@ def _layers_compute_bytes(model: ModelBytes, context_tokens: int, lanes: int) ->
     return activations + masks + states + _indexer_bytes(model.indexer, context_tokens, lanes) + _SMALL_BUFFERS_BYTES
 
 
+def _used_layers_bytes(model: ModelBytes, context_tokens: int, lanes: int) -> int:
+    """Of that, what calls fill: with the states of all sequences once. Measured with mamba2 at four sequences."""
+    states = max(model.state_bytes_per_sequence) * (lanes + SPARE_SEQUENCES)
+    return _layers_compute_bytes(model, context_tokens, lanes) - states
+
+
 def _indexer_bytes(indexer: Indexer | None, context_tokens: int, lanes: int) -> int:
     """Its queries, a mask and a score for each cell, and what is made of those picked; the last factor is measured."""
     if indexer is None:
@@ -319,8 +325,9 @@ def planning_bytes(index: GgufIndex, context_tokens: int, lanes: int) -> Plannin
         weights + state.bytes_per_token * cells + state.bytes_per_sequence * sequences
         for weights, state in zip(model.layer_bytes, model.layer_states, strict=True)
     )
-    compute = _layers_compute_bytes(model, context_tokens, lanes)
-    head = min(max(0, _head_compute_bytes(model, lanes) - compute), _used_head_bytes(model, lanes))
+    compute = _used_layers_bytes(model, context_tokens, lanes)
+    reserved = max(_layers_compute_bytes(model, context_tokens, lanes), _head_compute_bytes(model, lanes))
+    head = min(reserved - compute, _used_head_bytes(model, lanes))
     first = model.embedding_bytes + _vocabulary_bytes(model)
     last = model.output_bytes + _vocabulary_bytes(model) + head
     last += _logits_bytes(model, lanes, is_last=True) + _sampling_bytes(model, lanes)

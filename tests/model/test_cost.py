@@ -171,6 +171,36 @@ def test_an_indexer_is_charged_for_the_cells_that_it_scores_and_picks() -> None:
     assert compute(10**6) == compute(cache_cells(CONTEXT, LANES))
 
 
+def _scanning_model() -> GgufIndex:
+    scan = {"conv_kernel": 4, "inner_size": 128, "state_size": 16, "group_count": 2}
+    keys = [
+        text("general.architecture", "mamba2"),
+        number("mamba2.block_count", 4),
+        number("mamba2.embedding_length", 64),
+        number("mamba2.attention.head_count", 4),
+        number("mamba2.vocab_size", 512),
+        *(number(f"mamba2.ssm.{name}", value) for name, value in scan.items()),
+    ]
+    tensors = [zero_tensor("token_embd.weight", (64, 512)), zero_tensor("output.weight", (64, 512))]
+    return index_of(encode_gguf(keys, [*tensors, *(zero_tensor(f"blk.{n}.a", (64, 64)) for n in range(4))]))
+
+
+def test_states_are_reserved_twice_for_a_call_and_take_memory_once() -> None:
+    index = _scanning_model()
+    states = measure_model(index).state_bytes_per_sequence[0] * (LANES + 2)
+    middle = stage_bytes(index, LayerRange(1, 3), CONTEXT, LANES)
+    assert middle.untouched_bytes == states > 0
+    assert middle.compute_bytes > 2 * states
+    sums = planning_bytes(index, CONTEXT, LANES)
+    for start in range(4):
+        for end in range(start + 1, 5):
+            charged = sum(sums.layer_bytes[start:end]) + sums.stage_bytes
+            charged += sums.first_bytes * (start == 0) + sums.last_bytes * (end == 4)
+            charged -= sums.whole_saving_bytes if (start, end) == (0, 4) else 0
+            exact = stage_bytes(index, LayerRange(start, end), CONTEXT, LANES).total_bytes
+            assert 0 <= charged - exact <= 64 * 32 * 4
+
+
 def test_all_tensors_are_charged_to_some_part() -> None:
     index = index_of(MODELS["untied"])
     model = measure_model(index)
