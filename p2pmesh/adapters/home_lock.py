@@ -44,7 +44,8 @@ def _hold(home: Path, name: str, in_use: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise unwritable(home, error) from None
-        message = f"the home {home} cannot be used: {error.strerror}; choose another with --home"
+        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
+        message = f"the home {home} cannot be used: {reason}; choose another with --home"
         raise ConfigError(ErrorCode.HOME_UNUSABLE, message) from None
     try:
         try:

@@ -40,3 +40,5 @@ def test_records_change_while_a_node_runs(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_made_is_refused(hold: Hold, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert refusal(hold, tmp_path / "file" / "home") is ErrorCode.HOME_UNUSABLE
+    with pytest.raises(ConfigError, match="it is no directory"), hold(tmp_path / "file"):
+        pass
