@@ -212,6 +212,13 @@ class DiskModelStore:
                     return model
         return None
 
+    async def adopt(self, name: str, artifact: StageArtifact) -> ModelFile:
+        """A whole model that came from peers and lies among their files; its holder keeps it there."""
+        model = await self.load(NamedModel(name, Path(artifact.path)))
+        if model.digest != artifact.digest:
+            raise _changed(artifact.path)
+        return model
+
     # --- stages
 
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:

@@ -125,7 +125,7 @@ class Pools:
         )  # fmt: skip
         parts = PoolParts(
             node.overlay, ports, self._relays, self.finder, lambda: tuple(node.routable_models()),
-            lambda: node.overlay.board.own().wanted, self._besides,
+            lambda: tuple(node.router.awaited(node.routable_models())), self._besides,
         )  # fmt: skip
         return PoolService(parts, options, self._report)
 

@@ -243,6 +243,17 @@ _LOAD_REASONS = {
 }
 
 
+def _describe_replica_fetching(event: Event) -> Iterator[str]:
+    reason, size = str(event.fields["reason"]), format_size(event.fields["bytes"])
+    why = _LOAD_REASONS.get(reason, reason)
+    yield f"{event.fields['model']} ({size}) is fetched from peer {event.fields['source']} and others: {why}"
+
+
+def _describe_replica_fetched(event: Event) -> Iterator[str]:
+    size, count = format_size(event.fields["fetched_bytes"]), len(event.fields["sources"])
+    yield f"the file of {event.fields['model']} is here; {size} came from {count} peer{'s' * (count != 1)}"
+
+
 def _describe_load_on_demand(event: Event) -> Iterator[str]:
     reason = str(event.fields["reason"])
     size = format_size(event.fields["needed_bytes"])
@@ -251,6 +262,11 @@ def _describe_load_on_demand(event: Event) -> Iterator[str]:
 
 def _describe_unloaded(event: Event) -> Iterator[str]:
     yield f"{event.fields['model']} is unloaded: {event.fields['message']}"
+
+
+def _describe_handed_over(event: Event) -> Iterator[str]:
+    what = f"{_layers(event.fields)} of {event.fields['model']}"
+    yield f"{what} went to another peer: {event.fields['message']}"
 
 
 def _describe_postponed(event: Event) -> Iterator[str]:
@@ -525,8 +541,11 @@ _SENTENCES: Mapping[EventName, Callable[[Event], Iterator[str]]] = {
     EventName.USAGE: _describe_usage,
     EventName.CONFIG_RELOADED: lambda event: describe_reload(event.fields),
     EventName.READY: _describe_ready,
+    EventName.REPLICA_FETCHING: _describe_replica_fetching,
+    EventName.REPLICA_FETCHED: _describe_replica_fetched,
     EventName.LOAD_ON_DEMAND: _describe_load_on_demand,
     EventName.MODEL_UNLOADED: _describe_unloaded,
+    EventName.STAGE_HANDED_OVER: _describe_handed_over,
     EventName.UNLOAD_POSTPONED: _describe_postponed,
     EventName.MODEL_ALIASED: _describe_aliased,
     EventName.MODEL_UNUSABLE: lambda event: iter((describe_unusable(event.fields["path"], event.fields["message"]),)),

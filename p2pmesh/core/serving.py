@@ -1,4 +1,4 @@
-"""What a node serves beside what it was told to: when a model on its disk is loaded, and when a run is unloaded.
+"""What a node serves beside what it was told to: when a model is loaded, fetched for that, and when a run is unloaded.
 
 A pure machine over what the node sees at a moment (``Look``). Owns the reasons, the order in which peers that could all
 load a model do so, and the pauses. How much models are asked for is ``core.demand``'s, where layers go
@@ -7,7 +7,8 @@ load a model do so, and the pauses. How much models are asked for is ``core.dema
 A hundred peers hear of one request at once, and one of them should load the model. They rank each other by a hash of
 model and peer, those first whose own clients wait, and those last that run on battery or are in use; each rank begins a
 step later than the one before it, and gives up as soon as it hears that somebody began. Ranks beyond the last step, and
-peers that see each other in part, are spread by jitter.
+peers that see each other in part, are spread by jitter. Behind all that have the file come those that would fetch it:
+only a model that somebody serves, whose servers have too much to do, is worth that.
 """
 
 import hashlib
@@ -20,6 +21,8 @@ from p2pmesh.base.limits import MAX_KNOWN_MODELS
 from p2pmesh.base.quantities import MIB, MICROS_PER_SECOND, Micros
 from p2pmesh.core.demand import Demand
 from p2pmesh.core.draws import Draws
+
+_MINUTE_US = 60 * MICROS_PER_SECOND
 
 
 class LoadReason(StrEnum):
@@ -39,8 +42,9 @@ class UnloadReason(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a model that was loaded here stands."""
+    """Where a model that was loaded here stands, or comes from others' disks."""
 
+    FETCHING = "fetching"
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
@@ -65,6 +69,10 @@ class ServingPolicy:
     """Ranks beyond the last step are spread over so long."""
     coming_us: int = 60 * MICROS_PER_SECOND
     """So long another peer's word is believed that it is about to serve a model."""
+    fetched_bytes_per_s: int = 2 * MIB
+    """Whoever would have to fetch the file believes it as much longer as a fetch takes at this rate, since the other
+    may be at that; ``longest_fetch_us`` at most."""
+    longest_fetch_us: int = 1800 * MICROS_PER_SECOND
     lost_us: int = 5 * MICROS_PER_SECOND
     """A run that ended is mostly placed anew by who had it: so long after its last server nobody else begins."""
     settled_us: int = 600 * MICROS_PER_SECOND
@@ -94,21 +102,23 @@ DEFAULT_POLICY = ServingPolicy()
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another peer that would load a model and has room for all of it: whether clients of its own wait for that, and
-    whether it runs on battery or is in use."""
+    """Another peer that would load a model and has room for all of it: whether clients of its own wait for that,
+    whether it runs on battery or is in use, and whether it has the file."""
 
     peer: PeerId
     is_waiting: bool = False
     is_spared: bool = False
+    has_file: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """A model on disk here that is not loaded here.
+    """A model that is not loaded here: on disk, or to be had from other peers.
 
     ``needed_bytes`` holds it whole. ``servers`` are other peers that serve it; ``is_coming`` says that one is about
     to. ``may_be_split`` says whether the peers in view could hold it together. Unless it ``is_offered``, others do not
-    know that it is here, nor do we know all ``rivals``: each peer offers a few models only.
+    know that it is here, nor do we know all ``rivals``: each peer offers a few models only. ``fetch_bytes`` are to be
+    fetched first; 0 for one on disk.
     """
 
     model: bytes
@@ -120,13 +130,15 @@ class Loadable:
     rivals: tuple[Rival, ...] = ()
     may_be_split: bool = False
     is_offered: bool = True
+    fetch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that this node loaded: where it stands, and since when no request has run through it here.
+    """A model that this node loaded: where it stands, and since when no request has run through it.
 
-    ``is_driven_here`` is whether this node knows all its requests. None for ``idle_since`` while one runs.
+    ``is_driven_here`` is whether this node knows all its requests: it drives them, or the driver has just told that
+    there are none. ``needed_bytes`` are what its end sets free here. ``idle_since`` is None while a request runs.
     """
 
     model: bytes
@@ -135,6 +147,15 @@ class Loaded:
     demand: Demand
     idle_since: Micros | None
     is_driven_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A stage here of a run that another peer coordinates; ``is_leaving`` while it is being handed over."""
+
+    model: bytes
+    demand: Demand
+    is_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +186,19 @@ class Look:
     """Whether this node runs on battery, or its machine is in use."""
     spare_bytes: int = 0
     """What engines take that wait here for stages that may come, of any coordinator."""
+    lent: tuple[Lent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """A model that was fetched is on disk."""
+
+    model: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """A load came to nothing."""
+    """A load, or the fetch before it, came to nothing."""
 
     model: bytes
 
@@ -183,15 +212,24 @@ class LoadDone:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """Requests went on beyond the deadline of a drain: the run serves on."""
+    """Requests went on beyond the deadline of a drain, or nobody took a stage over: the run serves on."""
 
     model: bytes
 
 
-Event = Look | LoadFailed | LoadDone | DrainFailed
+Outcome = FetchDone | LoadFailed | LoadDone | DrainFailed
+Event = Look | Outcome
 
 
 # --- effects ------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring this model onto our disk: if it is as much asked for once it is there, it is loaded."""
+
+    model: bytes
+    reason: LoadReason
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Serve this model from now on."""
@@ -209,15 +247,22 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """Have the coordinator of a run load elsewhere what its stage here holds: memory is low."""
+
+    model: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class DropSpares:
     """End the engines that wait for stages which may come: memory is low, and nobody uses them."""
 
 
-Effect = Load | Unload | DropSpares
+Effect = Fetch | Load | Unload | HandOver | DropSpares
 
 
 class ServingMachine:
-    """What one node loads and unloads by itself. At most one model is being loaded so at a time."""
+    """What one node loads and unloads by itself. At most one model is being loaded so at a time, and one fetched."""
 
     def __init__(self, seed: int, policy: ServingPolicy = DEFAULT_POLICY) -> None:
         self._policy = policy
@@ -246,6 +291,10 @@ class ServingMachine:
         """Whether another engine may wait here in case."""
         return not self.is_memory_low and now >= self._barred_until
 
+    def takes_stage(self, model: bytes, now: Micros) -> bool:
+        """Whether another coordinator may load a stage of a model here; not where one had just to go for memory."""
+        return model not in self._unloaded_at or self.takes_spares(now)
+
     def deadline(self) -> Micros | None:
         """When another look may lead to something without anything new."""
         return self._deadline
@@ -259,6 +308,8 @@ class ServingMachine:
                 count = self._failures.get(model, (0, now))[0] + 1
                 pause_us = min(self._policy.first_pause_us << min(count - 1, 10), self._policy.longest_pause_us)
                 self._failures[model] = (count, Micros(now + pause_us))
+            case FetchDone(model):
+                self._due[model] = now  # its turn had come before
             case LoadDone(model):
                 self._failures.pop(model, None)
             case DrainFailed(model):
@@ -272,7 +323,7 @@ class ServingMachine:
         self._note_served(look, now)
         effects: tuple[Effect, ...] = self._relieve(look, now) or self._unloads(look, now) or self._loads(look, now)
         for effect in effects:
-            if isinstance(effect, Unload):
+            if isinstance(effect, Unload | HandOver):
                 self._unloaded_at[effect.model] = now
             if not isinstance(effect, DropSpares):
                 self._due.pop(effect.model, None)
@@ -320,8 +371,8 @@ class ServingMachine:
         self._next_relief = Micros(now + self._policy.low_memory_pause_us)
         self._barred_until = Micros(now + self._policy.low_memory_bar_us)
 
-    def _unloads(self, look: Look, now: Micros) -> tuple[Unload, ...]:
-        if any(one.state is RunState.DRAINING for one in look.loaded):
+    def _unloads(self, look: Look, now: Micros) -> tuple[Unload | HandOver, ...]:
+        if any(one.state is RunState.DRAINING for one in look.loaded) or any(one.is_leaving for one in look.lent):
             return ()
         candidates = [
             one
@@ -331,10 +382,10 @@ class ServingMachine:
             and not one.demand.waiting
             and one.model not in self._undrained_until
         ]
-        if self._is_relief_due(now) and candidates:
-            victim = min(candidates, key=lambda one: (one.demand.weight, one.idle_since is None, one.model))
+        relief = self._least_asked_for(candidates, look.lent) if self._is_relief_due(now) else None
+        if relief is not None:
             self._note_relief(now)
-            return (Unload(victim.model, UnloadReason.MEMORY_LOW),)
+            return (relief,)
         idle_us = self._policy.idle_unload_us
         if idle_us is None:
             return ()
@@ -343,6 +394,20 @@ class ServingMachine:
             for one in sorted(candidates, key=lambda one: one.model)
             if one.idle_since is not None and now - one.idle_since >= idle_us
         )[:1]
+
+    def _least_asked_for(self, candidates: list[Loaded], lent: tuple[Lent, ...]) -> Unload | HandOver | None:
+        """Of our own runs and of others' stages; of equals our own, which ends where another's has to move."""
+        ranked: list[tuple[tuple[object, ...], Unload | HandOver]] = [
+            ((one.demand.weight, 0, one.idle_since is None, one.model), Unload(one.model, UnloadReason.MEMORY_LOW))
+            for one in candidates
+            if one.needed_bytes
+        ]
+        ranked += [
+            ((one.demand.weight, 1, False, one.model), HandOver(one.model))
+            for one in lent
+            if one.model not in self._undrained_until
+        ]
+        return min(ranked, key=lambda pair: pair[0], default=(None, None))[1]
 
     def _is_relief_due(self, now: Micros) -> bool:
         since = self._low_since
@@ -360,21 +425,32 @@ class ServingMachine:
             due = self._due.setdefault(loadable.model, Micros(now + self._delay_us(loadable, look)))
             if due <= now:
                 wanted.append((loadable, reason))
-        if self.is_memory_low or any(one.state is not RunState.SERVING for one in look.loaded):
+        states = {one.state for one in look.loaded}
+        if self.is_memory_low or states & {RunState.LOADING, RunState.DRAINING}:
             return ()
         wanted.sort(key=lambda pair: pair[0].model)
         wanted.sort(key=lambda pair: (pair[0].is_awaited_here, pair[0].demand.weight), reverse=True)
         for loadable, reason in wanted:
             if loadable.needed_bytes <= look.free_bytes:
-                if self._would_leave_little(loadable, look):
-                    continue
-                return (Load(loadable.model, reason),)
+                brought = self._bring(loadable, look, reason)
+                if brought is not None:
+                    return (brought,)
+                continue
             room = self._room_for(loadable, look, now) if reason is LoadReason.NO_SERVER else None
             if room is not None:
                 return (room,)
             if reason is LoadReason.NO_SERVER and loadable.may_be_split and self._have_rivals_passed(loadable, now):
                 return (Load(loadable.model, reason),)
         return ()
+
+    def _bring(self, loadable: Loadable, look: Look, reason: LoadReason) -> Fetch | Load | None:
+        """A model that there is room for, unless it would leave too little, or another one is being fetched."""
+        if self._would_leave_little(loadable, look):
+            return None
+        if not loadable.fetch_bytes:
+            return Load(loadable.model, reason)
+        is_fetching = any(one.state is RunState.FETCHING for one in look.loaded)
+        return None if is_fetching else Fetch(loadable.model, reason)
 
     def _have_rivals_passed(self, loadable: Loadable, now: Micros) -> bool:
         """Whether no peer is left that would hold the model whole: who says so, and does not, bars no split."""
@@ -391,9 +467,13 @@ class ServingMachine:
         if self._is_another_loading(loadable, now):
             return None
         if loadable.servers == 0:
+            if loadable.fetch_bytes:
+                return None  # whoever has the file serves it, here too if nowhere else
             if loadable.model in self._served_at and loadable.model not in self._unloaded_at:
                 return None
             return LoadReason.NO_SERVER if self._is_asked_for(loadable) else None
+        if now - self._unloaded_at.get(loadable.model, -_MINUTE_US) < _MINUTE_US:
+            return None  # its requests of a minute are those that it was unloaded in spite of
         per_minute = loadable.demand.per_minute
         if per_minute >= self._policy.busy_per_minute * loadable.servers:
             return LoadReason.BUSY
@@ -406,7 +486,12 @@ class ServingMachine:
         if not loadable.is_coming:
             self._coming_since.pop(loadable.model, None)
             return False
-        return now - self._coming_since.setdefault(loadable.model, now) < self._policy.coming_us
+        return now - self._coming_since.setdefault(loadable.model, now) < self._patience_us(loadable)
+
+    def _patience_us(self, loadable: Loadable) -> int:
+        policy = self._policy
+        fetch_us = loadable.fetch_bytes * MICROS_PER_SECOND // policy.fetched_bytes_per_s
+        return policy.coming_us + min(fetch_us, policy.longest_fetch_us)
 
     def _is_asked_for(self, loadable: Loadable) -> bool:
         """What was asked of late counts too, but where it was unloaded here a while ago."""
@@ -421,7 +506,8 @@ class ServingMachine:
         """By our rank among those that could load it."""
         if loadable.is_awaited_here and loadable.servers == 0:
             return 0
-        ours = _rank_key(loadable.model, Rival(look.own_peer, loadable.is_awaited_here, look.is_spared))
+        has_file = not loadable.fetch_bytes
+        ours = _rank_key(loadable.model, Rival(look.own_peer, loadable.is_awaited_here, look.is_spared, has_file))
         rank = sum(_rank_key(loadable.model, rival) < ours for rival in loadable.rivals)
         policy = self._policy
         if not loadable.is_offered:
@@ -453,7 +539,8 @@ class ServingMachine:
     def _next_look(self, look: Look, now: Micros) -> Micros | None:
         policy = self._policy
         times = [*self._due.values(), self._barred_until, *(until for _, until in self._failures.values())]
-        times += [Micros(since + policy.coming_us) for since in self._coming_since.values()]
+        patience_us = {one.model: self._patience_us(one) for one in look.loadables}
+        times += [Micros(since + patience_us[model]) for model, since in self._coming_since.items()]
         times += [Micros(at + policy.lost_us) for at in self._served_at.values()]
         times += [Micros(due + policy.all_ranks_us) for due in self._due.values()]
         if self._low_since is not None:
@@ -473,7 +560,7 @@ def is_imbalanced(loadable: Loadable, rates: Iterable[Rate], factor: int) -> boo
     return bool(servers) and loadable.demand.per_minute * servers >= factor * per_minute * loadable.servers
 
 
-def _rank_key(model: bytes, rival: Rival) -> tuple[bool, bool, bytes, PeerId]:
+def _rank_key(model: bytes, rival: Rival) -> tuple[bool, bool, bool, bytes, PeerId]:
     """The same order at every peer, another one for every model."""
     drawn = hashlib.blake2b(rival.peer.encode(), key=model, digest_size=8).digest()
-    return (not rival.is_waiting, rival.is_spared, drawn, rival.peer)
+    return (not rival.has_file, not rival.is_waiting, rival.is_spared, drawn, rival.peer)

@@ -95,8 +95,8 @@ class ArtifactSources:
                 asked = set() if preparing is None else preparing
                 holders = [
                     peer
-                    for peer in self._holders(origin.model_digest, origin.peer)
-                    if peer not in known and peer not in asked
+                    for peer in self.holders_in_view(origin.model_digest)
+                    if peer != origin.peer and peer not in known and peer not in asked
                 ]
                 for peer in holders[: MAX_PREPARING - len(asked)]:
                     asked.add(peer)
@@ -106,15 +106,17 @@ class ArtifactSources:
         for provider in await self.find_providers(digest):
             await offer(provider.peer, provider.addresses)
 
-    def _holders(self, model_digest: Digest, besides: PeerId) -> list[PeerId]:
-        """Peers of the view that say they have the model, connected ones first."""
+    def holders_in_view(self, model_digest: Digest) -> list[PeerId]:
+        """Peers of the view that say they have the model and that files are exchanged with; connected ones first."""
+        if not self._is_searching:
+            return []
         peers = [
             PeerId(said.peer_id)
             for said in self._overlay.board.others()
             if any(model.digest == model_digest for model in said.on_disk)
         ]
         return sorted(
-            (peer for peer in peers if peer != besides and self._may_exchange(peer)),
+            (peer for peer in peers if self._may_exchange(peer)),
             key=lambda peer: (not self._overlay.is_admitted(peer), peer),
         )
 

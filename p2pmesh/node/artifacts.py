@@ -139,6 +139,10 @@ class Artifacts:
         """Peers that say they have a file, of those that files are exchanged with."""
         return await self._sources.holders_of(digest)
 
+    def holders_in_view(self, model_digest: Digest) -> tuple[Provider, ...]:
+        """Peers that announce a whole model, likewise."""
+        return tuple(Provider(peer, ()) for peer in self._sources.holders_in_view(model_digest))
+
     async def obtain(
         self, wanted: WantedFile, origin: FileOrigin, progress: Progress
     ) -> tuple[StageArtifact, TransferCounts]:

@@ -12,6 +12,7 @@ from p2pmesh.node.adopted_run import SuccessionParts
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.on_demand import LoadableModels, OnDemand, OnDemandParts
 from p2pmesh.node.own_files import OwnFiles
+from p2pmesh.node.replicas import Replicas
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.router import Router
 from p2pmesh.node.run import CoordinatorParts
@@ -26,7 +27,13 @@ class Coordinators:
     """Of one node."""
 
     def __init__(
-        self, parts: CoordinatorParts, router: Router, files: OwnFiles, loadable: LoadableModels, report: Report
+        self,
+        parts: CoordinatorParts,
+        router: Router,
+        files: OwnFiles,
+        replicas: Replicas,
+        loadable: LoadableModels,
+        report: Report,
     ) -> None:
         self._parts = parts
         self._router = router
@@ -34,8 +41,9 @@ class Coordinators:
         self._replan_after_s = loadable.options.replan_after_s
         self._report = report
         on_demand = OnDemandParts(
-            parts.overlay, router, parts.drivers, parts.stages, parts.clock, parts.entropy, self._make, files.note
-        )
+            parts.overlay, router, parts.drivers, parts.stages, parts.clock, parts.entropy, self._make, files.note,
+            replicas,
+        )  # fmt: skip
         self.on_demand = OnDemand(on_demand, loadable, report)
         succession = SuccessionParts(
             parts.overlay, parts.store, parts.stages, parts.drivers, parts.claims, parts.vigils,

@@ -103,6 +103,8 @@ class Driver:
         self._nursery = nursery
         self._turns = StepTurns(load.stages, clock, nursery)
         self.lanes = LaneTurns(LaneQueuePolicy(load.lanes), clock)
+        self._holding = trio.Lock()
+        """Two that each have some of the lanes would wait for each other."""
         self._cause: P2PMeshError | None = None
         """Why the run is over."""
         self._sequences: dict[tuple[bytes, int], Sequence] = {}
@@ -345,13 +347,14 @@ class Driver:
             with trio.move_on_after(left_s):
                 await self.traffic.wait_beyond(self.traffic.count)
         taken: list[int] = []
-        try:
-            for _ in range(self.load.lanes):
-                taken.append(await self.lanes.take(_MOVER))
-            yield
-        finally:
-            for ticket in taken:
-                self.lanes.give_back(ticket)
+        async with self._holding:
+            try:
+                for _ in range(self.load.lanes):
+                    taken.append(await self.lanes.take(_MOVER))
+                yield
+            finally:
+                for ticket in taken:
+                    self.lanes.give_back(ticket)
 
     def _quiet_in_s(self, quiet_s: float) -> float:
         if quiet_s and self.open_requests:

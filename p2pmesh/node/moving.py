@@ -261,22 +261,25 @@ class Mover:
         """Holds the driver until the scope ends: when the run is over, or nothing comes of the move."""
         with scope:
             try:
-                async with self._held(run, quiet_us):
+                async with held_driver(self._overlay, self._drivers, run, quiet_us / MICROS_PER_SECOND):
                     await self._runner.put(replanning.Drained(attempt))
                     await trio.sleep(HELD_S)
             except P2PMeshError:
                 await self._runner.put(replanning.AttemptFailed(attempt))
 
-    @asynccontextmanager
-    async def _held(self, run: MovableRun, quiet_us: int) -> AsyncIterator[None]:
-        peer = run.placement.stages[0].peer_id
-        if peer == self._overlay.own_peer:
-            async with self._drivers.held(run.run_id, quiet_us / MICROS_PER_SECOND):
-                yield
-            return
-        stream = await self._overlay.open_exchange(peer, HoldRun(run.run_id, quiet_us // 1000))
-        try:
-            await stream.expect(Done, quiet_us / MICROS_PER_SECOND + LOAD_S)
+
+@asynccontextmanager
+async def held_driver(overlay: Overlay, drivers: Drivers, run: MovableRun, quiet_s: float) -> AsyncIterator[None]:
+    """Once nobody has asked a run for anything for so long: its driver, here or elsewhere, has no sequence left and
+    begins none, for at most ``HELD_S``. Raises ``P2PMeshError``."""
+    peer = run.placement.stages[0].peer_id
+    if peer == overlay.own_peer:
+        async with drivers.held(run.run_id, quiet_s):
             yield
-        finally:
-            await stream.reset()
+        return
+    stream = await overlay.open_exchange(peer, HoldRun(run.run_id, int(quiet_s * 1000)))
+    try:
+        await stream.expect(Done, quiet_s + LOAD_S)
+        yield
+    finally:
+        await stream.reset()

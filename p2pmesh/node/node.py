@@ -35,6 +35,7 @@ from p2pmesh.node.peers_view import describe_peers
 from p2pmesh.node.pool import PoolService
 from p2pmesh.node.profiles import Profiles
 from p2pmesh.node.records import Records
+from p2pmesh.node.replicas import ReplicaParts, Replicas
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.route_queries import RouteQueries
 from p2pmesh.node.router import MAX_TOLD_MODELS, Router
@@ -121,7 +122,13 @@ class Node:
             self.overlay, parts.store, self.stages, self.drivers, ports.clock, ports.entropy, links, self.claims,
             self.vigils, self.profiles, self._hop_costs,
         )  # fmt: skip
-        self.coordinators = Coordinators(coordinator_parts, self.router, self.files, parts.loadable, report)
+        replica_parts = ReplicaParts(
+            self.overlay, self.artifacts, parts.store, self.files.find, parts.loadable.options.serving
+        )
+        self.replicas = Replicas(replica_parts, report)
+        self.coordinators = Coordinators(
+            coordinator_parts, self.router, self.files, self.replicas, parts.loadable, report
+        )
         self.artifacts.search_by(self.records.search_file)
         self.artifacts.grants = Grants(self.coordinators.gives, self.work.is_generating, self.files.find)
         RouteQueries(self.overlay, self.router.models)
@@ -142,6 +149,7 @@ class Node:
             nursery.start_soon(self._report_ready)
             nursery.start_soon(self.records.run)
             nursery.start_soon(self.coordinators.on_demand.run)
+            nursery.start_soon(self.replicas.run)
             nursery.start_soon(self.giving.run)
             task_status.started()
 
@@ -173,7 +181,8 @@ class Node:
             self._report_models("not_routable", told - names)
             self.router.note_routable(told, names)
             told = names
-            self.overlay.board.change_own(wanted=tuple(self.router.awaited(names)))
+            coming = self.coordinators.on_demand.coming()
+            self.overlay.board.change_own(wanted=tuple(self.router.awaited(names, coming)))
             await self.overlay.board.changes.wait_beyond(seen)
 
     def _report_overlay(self, name: str, fields: dict[str, Any]) -> None:

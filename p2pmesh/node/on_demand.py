@@ -1,5 +1,5 @@
 """Models that this node loads and unloads by itself: because requests ask for them, because nobody does, or because
-memory is low.
+memory is low (``node.unloading``). What others serve, and are asked for too much, is fetched first (``node.replicas``).
 
 Runs ``core.serving.ServingMachine``: looks at what is asked for (``node.demand``), starts coordinators and ends them,
 and has requests wait for a model that some peer would load. What it was told to serve (``serve``) is loaded from the
@@ -8,6 +8,7 @@ start; everything on its shelf only for a request. Where layers go is ``node.coo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -15,7 +16,6 @@ from p2pmesh.base.errors import ConfigError, ErrorCode, P2PMeshError, Refused
 from p2pmesh.base.ids import LayerRange, PeerId
 from p2pmesh.base.limits import DEFAULT_REPLAN_AFTER_S, MAX_ANNOUNCED_LOADABLE
 from p2pmesh.base.quantities import MICROS_PER_SECOND, Micros, format_size
-from p2pmesh.core.coordination import RunPhase
 from p2pmesh.core.owner_wishes import excludes
 from p2pmesh.core.planning.bytes import planning_model
 from p2pmesh.core.planning.request import DEFAULT_POLICY as PLANNING
@@ -23,18 +23,22 @@ from p2pmesh.core.serving import (
     DrainFailed,
     DropSpares,
     Effect,
+    Fetch,
+    FetchDone,
+    HandOver,
+    Lent,
     Load,
     Loadable,
     LoadDone,
     Loaded,
     LoadFailed,
     Look,
+    Outcome,
     Rival,
     RunState,
     ServingMachine,
     ServingPolicy,
     Unload,
-    UnloadReason,
 )
 from p2pmesh.model.families import permitted_cuts
 from p2pmesh.model.gguf import GgufIndex
@@ -42,12 +46,15 @@ from p2pmesh.node.candidates import is_spared
 from p2pmesh.node.changes import Changes
 from p2pmesh.node.coordinator import Coordinator
 from p2pmesh.node.demand import ModelDemand
-from p2pmesh.node.driver import Driver, Drivers
+from p2pmesh.node.driver import Drivers
+from p2pmesh.node.failures import unwrapped
 from p2pmesh.node.overlay import Overlay
+from p2pmesh.node.replicas import Replica, Replicas, served_files
 from p2pmesh.node.reporting import Report
 from p2pmesh.node.router import Router
 from p2pmesh.node.serving_options import ServingOptions
 from p2pmesh.node.stages import Stages
+from p2pmesh.node.unloading import HeldModel, Unloading, UnloadingParts
 from p2pmesh.ports.clock import Clock, Entropy
 from p2pmesh.ports.models import KnownModel, ModelFile, ModelShelf
 from p2pmesh.wire.announcement import Announcement, model_hash_of
@@ -64,9 +71,6 @@ OFFERED_S = 2.0
 """A model that is told of for so long is heard of by others."""
 NO_RUN_S = 30.0
 """A load that finds no placement for so long has failed."""
-LINGER_S = 2.0
-"""A run that is to end takes requests of those who have not heard of it yet for so long after its last one."""
-DRAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +109,16 @@ class OnDemandParts:
     make: Callable[[ModelFile, ServingOptions], Coordinator]
     note_name: Callable[[ModelFile], None]
     """Others hear of a file and its name here."""
+    replicas: Replicas
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A model that is loaded here, or was and may be again."""
+@dataclass(frozen=True, slots=True)
+class _Shelved:
+    """A model on disk that is not loaded, by whom it is lent, and what it needs to be held whole."""
 
-    model: ModelFile
-    options: ServingOptions
+    known: KnownModel
+    shelf: ModelShelf
     needed_bytes: int
-    is_given: bool
-    """Whether the operator named it, so that it stays known when it is unloaded."""
-    coordinator: Coordinator | None = None
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-    is_draining: bool = False
-    is_loading: bool = False
-    """Whether the machine asked for it and does not know yet what came of that."""
-    seen_run_at: Micros = field(default=Micros(0))
-    is_wanted: trio.Event = field(default_factory=trio.Event)
-
-    @property
-    def is_serving(self) -> bool:
-        run = None if self.coordinator is None else self.coordinator.run
-        return run is not None and run.phase is RunPhase.SERVING
-
-    def wake(self) -> None:
-        """It was unloaded, and is asked for."""
-        self.is_loading = True
-        self.is_wanted.set()
 
 
 class OnDemand:
@@ -146,16 +132,23 @@ class OnDemand:
         idle_us = None if idle_s is None else int(idle_s * MICROS_PER_SECOND)
         seed = int.from_bytes(parts.entropy.random_bytes(8), "big")
         self.demand = ModelDemand(parts.overlay, parts.router, parts.clock)
-        self._machine = ServingMachine(seed, ServingPolicy(idle_unload_us=idle_us))
+        self._policy = ServingPolicy(idle_unload_us=idle_us)
+        self._machine = ServingMachine(seed, self._policy)
         parts.stages.takes_spares = lambda: self._machine.takes_spares(parts.clock.now())
-        self._shelf: dict[bytes, tuple[KnownModel, int]] = {}
-        """Models on disk, and what each needs to be held whole."""
-        self._held: dict[bytes, _Held] = {}
+        parts.stages.takes_stage = lambda name: self._machine.takes_stage(model_hash_of(name), parts.clock.now())
+        self._shelf: dict[bytes, _Shelved] = {}
+        self._held: dict[bytes, HeldModel] = {}
         self._starting: set[bytes] = set()
         """Models of the shelf whose files are being read."""
+        self._fetching: dict[bytes, Replica] = {}
         self._failures: dict[bytes, str] = {}
         self._offered_since: dict[bytes, Micros] = {}
         self._changes = Changes()
+        unloading = UnloadingParts(
+            parts.overlay, parts.drivers, parts.stages, self.demand, parts.clock, loadable.memory_left, self._changes,
+            lambda model: self._tell(DrainFailed(model)),
+        )  # fmt: skip
+        self._unloading = Unloading(unloading, idle_s, report)
         self._nursery: trio.Nursery | None = None
 
     # --- running ---------------------------------------------------------------
@@ -165,6 +158,7 @@ class OnDemand:
             self._nursery = nursery
             nursery.start_soon(self._follow, self._parts.overlay.board.changes)
             nursery.start_soon(self._follow, self.demand.changes)
+            nursery.start_soon(self._follow, self._parts.replicas.described)
             nursery.start_soon(self._keep_surveying)
             while True:
                 seen = self._changes.count
@@ -184,19 +178,20 @@ class OnDemand:
 
     async def _keep_surveying(self) -> None:
         """What lies on the shelf, from headers: no file is read whole before it is asked for."""
-        shelf, options = self._allowed.shelf, self._allowed.options.serving
-        while shelf is not None and options is not None:
+        options = self._allowed.options.serving
+        own = () if self._allowed.shelf is None else (self._allowed.shelf,)
+        shelves: tuple[ModelShelf, ...] = (*own, self._parts.replicas)  # what is fetched meanwhile is told last
+        while options is not None:
+            found: dict[bytes, _Shelved] = {}
             try:
-                known = await shelf.survey()
+                for shelf in shelves:
+                    for one in await shelf.survey():
+                        if not excludes(self._parts.stages.wishes.excluded_models, one.name):
+                            found.setdefault(model_hash_of(one.name), _shelved(one, shelf, options))
             except P2PMeshError as error:  # a disk that cannot be read now may be read later
                 self._report("error", {"code": error.code.value, "message": error.message})
             else:
-                excluded = self._parts.stages.wishes.excluded_models
-                self._shelf = {
-                    model_hash_of(one.name): (one, _needed_bytes(one.index, options))
-                    for one in known
-                    if not excludes(excluded, one.name)
-                }
+                self._shelf = found
                 self._changes.mark()
             await trio.sleep(SURVEY_EVERY_S)
 
@@ -282,21 +277,23 @@ class OnDemand:
         now = self._parts.clock.now()
         others = self.demand.peers()
         self.demand.read(others)
-        spare_bytes = self._parts.stages.spare_bytes
-        is_idle = not self._shelf and not self._held and not spare_bytes
+        self._want_replicas(others)
+        stages = self._parts.stages
+        is_idle = not (self._shelf or self._held or stages.spare_bytes or self._parts.replicas.known or stages.lent())
         if is_idle and self._machine.deadline() is None and not self._machine.is_memory_low:
             return ()
         self._note_loads(now)
         served = self.demand.served()
         look = Look(
             self._parts.overlay.own_peer,
-            _usable(self._parts.stages.free_bytes),
-            tuple(self._loadables(others, served)),
+            _usable(stages.free_bytes),
+            (*self._loadables(others, served), *self._replicas(others, served)),
             tuple(self._loadeds()),
             self._allowed.memory_left(),
             self.demand.rates(served),
             is_spared(self._parts.overlay.board.own()),
-            spare_bytes,
+            stages.spare_bytes,
+            tuple(self._lent()),
         )
         return self._machine.handle(look, now)
 
@@ -307,10 +304,15 @@ class OnDemand:
                 held.seen_run_at = now
             if held.is_loading and held.is_serving:
                 held.is_loading = False
-                self._machine.handle(LoadDone(model), now)
+                self._tell(LoadDone(model))
+                self._parts.overlay.board.changes.mark()  # it comes no more
             elif held.is_loading and now - held.seen_run_at > NO_RUN_S * MICROS_PER_SECOND:
                 self._note_failed(model, "no peers have room for it")
                 held.scope.cancel()
+
+    def _tell(self, outcome: Outcome) -> None:
+        """What came of an effect is followed by none."""
+        self._machine.handle(outcome, self._parts.clock.now())
 
     def _note_failed(self, model: bytes, text: str) -> None:
         held = self._held.get(model)
@@ -319,7 +321,7 @@ class OnDemand:
         while len(self._failures) >= len(self._shelf) + len(self._held) + 1:
             del self._failures[next(iter(self._failures))]
         self._failures[model] = text
-        self._machine.handle(LoadFailed(model), self._parts.clock.now())
+        self._tell(LoadFailed(model))
         self._parts.overlay.board.changes.mark()  # whoever waits for it
 
     def _loadables(self, others: tuple[Announcement, ...], served: dict[bytes, int]) -> Iterator[Loadable]:
@@ -345,12 +347,46 @@ class OnDemand:
                 is_offered=self._is_offered(model),
             )
 
+    def _want_replicas(self, others: tuple[Announcement, ...]) -> None:
+        """Models that others serve, whose files are not here, and that are asked for enough to be worth a look."""
+        if self._allowed.options.serving is None:
+            return
+        excluded, here = self._parts.stages.wishes.excluded_models, {*self._shelf, *self._held}
+        served = served_files(others)
+        asked = {model: self.demand.of(model).per_minute for model in served}
+        wanted = [
+            (model, file)
+            for model, file in served.items()
+            if asked[model] >= self._policy.imbalance_per_minute
+            and model not in here
+            and not excludes(excluded, file.name, file.digest)
+        ]
+        self._parts.replicas.want(dict(sorted(wanted, key=lambda entry: (-asked[entry[0]], entry[0]))))
+
+    def _replicas(self, others: tuple[Announcement, ...], served: dict[bytes, int]) -> Iterator[Loadable]:
+        """What would have to be fetched first; who has the file comes before any that has not."""
+        for model, replica in self._parts.replicas.known.items():
+            is_here = any(model in place for place in (self._shelf, self._held, self._starting, self._fetching))
+            is_held = self._parts.stages.has_stage_of(replica.name)
+            if is_here or is_held or self._is_served_otherwise(replica.name):
+                continue
+            needed_bytes = replica.needed_bytes
+            yield Loadable(
+                model,
+                needed_bytes,
+                self.demand.of(model),
+                servers=served.get(model, 0),
+                is_coming=any(replica.name in peer.wanted for peer in others),
+                rivals=(*_rivals(model, needed_bytes, others), *_fetching_rivals(model, needed_bytes, others)),
+                fetch_bytes=replica.file.size_bytes,
+            )
+
     def _facts(self, model: bytes) -> tuple[str, int, bool]:
         held = self._held.get(model)
         if held is not None:
             return held.model.name, held.needed_bytes, bool(permitted_cuts(held.model.index))
-        known, needed_bytes = self._shelf[model]
-        return known.name, needed_bytes, bool(permitted_cuts(known.index))
+        one = self._shelf[model]
+        return one.known.name, one.needed_bytes, bool(permitted_cuts(one.known.index))
 
     def _may_be_held(self, needed_bytes: int, *, can_be_cut: bool) -> bool:
         """Whether the peers at hand could hold a model: one of them whole, or several in parts."""
@@ -360,34 +396,39 @@ class OnDemand:
         return max(offers, default=0) >= needed_bytes or (can_be_cut and total >= needed_bytes)
 
     def _loadeds(self) -> Iterator[Loaded]:
+        for model in self._fetching:
+            yield Loaded(model, RunState.FETCHING, 0, self.demand.of(model), None, False)
         for model in self._starting:
-            needed_bytes = self._shelf[model][1] if model in self._shelf else 0
+            needed_bytes = self._shelf[model].needed_bytes if model in self._shelf else 0
             yield Loaded(model, RunState.LOADING, needed_bytes, self.demand.of(model), None, False)
         for model, held in self._held.items():
             if not (held.is_serving or held.is_draining or held.is_loading):
                 continue  # the operator's own model, that waits for peers: nothing to decide
-            driver = self._driver_of(held)
             state = RunState.SERVING if held.is_serving else RunState.LOADING
+            idle_since, is_known = self._unloading.idle_since(held)
             yield Loaded(
                 model,
                 RunState.DRAINING if held.is_draining else state,
-                held.needed_bytes,
+                self._unloading.own_bytes(held),
                 self.demand.of(model),
-                None if driver is None or driver.open_requests else driver.idle_since,
-                is_driven_here=driver is not None,
+                idle_since,
+                is_driven_here=is_known,
             )
 
-    def _driver_of(self, held: _Held) -> Driver | None:
-        """Of the run that this node coordinates and drives."""
-        run = None if held.coordinator is None else held.coordinator.run
-        if run is None or not held.is_serving:
-            return None
-        return next((d for d in self._parts.drivers.all() if d.load.run_id == run.run_id and d.is_published), None)
+    def _lent(self) -> Iterator[Lent]:
+        for held in self._parts.stages.lent():
+            model = model_hash_of(held.load.model)
+            yield Lent(model, self.demand.of(model), held.is_leaving)
 
     # --- loading -------------------------------------------------------------------
     def _perform(self, effect: Effect) -> None:
         assert self._nursery is not None
         match effect:
+            case Fetch(model, reason):
+                replica = self._parts.replicas.known[model]
+                self._fetching[model] = replica
+                self._nursery.start_soon(self._fetch, model, replica, reason.value)
+                self._expect(replica.name)
             case Load(model, reason):
                 name, needed_bytes, _ = self._facts(model)
                 facts = {"model": name, "reason": reason.value, "needed_bytes": needed_bytes}
@@ -397,11 +438,14 @@ class OnDemand:
                     held.wake()
                 else:
                     self._starting.add(model)
-                    self._nursery.start_soon(self._load, model, self._shelf[model][0])
+                    self._nursery.start_soon(self._load, model, self._shelf[model])
                 self._expect(name)
             case Unload(model, unload_reason):
                 self._held[model].is_draining = True
-                self._nursery.start_soon(self._unload, model, self._held[model], unload_reason)
+                self._nursery.start_soon(self._unloading.unload, model, self._held[model], unload_reason)
+            case HandOver(model):
+                lent = next(one for one in self._parts.stages.lent() if model_hash_of(one.load.model) == model)
+                self._nursery.start_soon(self._unloading.hand_over, model, lent)
             case DropSpares():
                 self._nursery.start_soon(self._parts.stages.drop_waiting_engines)
 
@@ -410,22 +454,53 @@ class OnDemand:
         self._parts.router.expect(name)
         self._parts.overlay.board.changes.mark()
 
-    async def _load(self, model: bytes, known: KnownModel) -> None:
-        """A model of the shelf, until it is unloaded."""
-        assert self._allowed.shelf is not None
+    def coming(self) -> tuple[str, ...]:
+        """Names of models that this node fetches or loads, whoever serves them meanwhile."""
+        fetching = [replica.name for replica in self._fetching.values()]
+        starting = [self._shelf[model].known.name for model in sorted(self._starting) if model in self._shelf]
+        return (*fetching, *starting, *(held.model.name for held in self._held.values() if held.is_loading))
+
+    async def _fetch(self, model: bytes, replica: Replica, reason: str) -> None:
+        """A model of others onto our disk; it is loaded in the same moment if it is as much asked for as before."""
         assert self._allowed.options.serving is not None
+        replicas = self._parts.replicas
         try:
-            file = await self._allowed.shelf.load(known)
+            known = await replicas.fetch(model, replica, reason, partial(self._tell_fetched, replica.name))
+            self._shelf.setdefault(model, _shelved(known, replicas, self._allowed.options.serving))
+            self._tell(FetchDone(model))
+        except P2PMeshError as error:
+            self._report("error", {"code": error.code.value, "message": f"{replica.name}: {error.message}"})
+            self._note_failed(model, error.message)
+        finally:
+            del self._fetching[model]
+        for effect in self._look():
+            self._perform(effect)
+        if model not in self._starting:
+            self._parts.router.forget(replica.name)
+        self._changes.mark()
+        self._parts.overlay.board.changes.mark()
+
+    def _tell_fetched(self, name: str, done_bytes: int, size_bytes: int) -> None:
+        self._parts.router.expect(name, f"{format_size(done_bytes)} of {format_size(size_bytes)} are fetched")
+
+    async def _load(self, model: bytes, shelved: _Shelved) -> None:
+        """A model of the shelf, until it is unloaded."""
+        assert self._allowed.options.serving is not None
+        known, shelf = shelved.known, shelved.shelf
+        try:
+            file = await shelf.load(known)
             try:
                 if self._is_another_name(file):
                     await self._await_other_name(model, file)
                 else:
                     await self.serve(file, self._allowed.options.serving, is_given=False)
             finally:
-                self._allowed.shelf.release(file)
+                shelf.release(file)
         except P2PMeshError as error:
             self._report("error", {"code": error.code.value, "message": f"{known.name}: {error.message}"})
             self._note_failed(model, error.message)
+            if shelf is self._parts.replicas and self._shelf.get(model) is shelved:
+                del self._shelf[model]  # it may have made way for other files
         finally:
             self._starting.discard(model)
             self._parts.router.forget(known.name)
@@ -461,7 +536,9 @@ class OnDemand:
         if model in self._held:
             text = f"this node serves another file as {file.name} already: give one of the two another name"
             raise ConfigError(ErrorCode.CONFIG_INVALID, text)
-        held = _Held(file, options, _needed_bytes(file.index, options), is_given, is_loading=model in self._starting)
+        held = HeldModel(
+            file, options, _needed_bytes(file.index, options), is_given, is_loading=model in self._starting
+        )
         self._held[model] = held
         self._starting.discard(model)
         try:
@@ -475,15 +552,18 @@ class OnDemand:
             if self._held.get(model) is held:
                 del self._held[model]
 
-    async def _serve_once(self, held: _Held) -> None:
+    async def _serve_once(self, held: HeldModel) -> None:
         """One coordinator, until its run is unloaded or it raises."""
         held.seen_run_at = self._parts.clock.now()
         held.coordinator = self._parts.make(held.model, held.options)
         self._expect(held.model.name)
         held.scope = trio.CancelScope()
         try:
-            with held.scope:
-                await held.coordinator.serve()
+            with held.scope, unwrapped():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._unloading.watch_driver, held)
+                    await held.coordinator.serve()
+                    nursery.cancel_scope.cancel()
         finally:
             held.coordinator = None
             held.is_draining = held.is_loading = False
@@ -516,57 +596,9 @@ class OnDemand:
         """The model with this digest that is loaded here, or was."""
         return next((held.model for held in self._held.values() if held.model.digest == digest), None)
 
-    # --- unloading -----------------------------------------------------------------
-    async def _unload(self, model: bytes, held: _Held, reason: UnloadReason) -> None:
-        """No run is ended while a request is under way: it is announced no more, and ends once it is quiet."""
-        driver = self._driver_of(held)
-        run = None if held.coordinator is None else held.coordinator.run
-        is_quiet = False
-        if driver is not None and run is not None:
-            self._parts.drivers.note_leaving(driver, is_leaving=True)
-            with trio.move_on_after(DRAIN_S):
-                is_quiet = await self._is_quiet(driver, model, may_wait=reason is UnloadReason.MEMORY_LOW)
-        if not is_quiet or run is None or self._driver_of(held) is not driver:
-            self._keep(model, held, driver, reason)
-            return
-        held.scope.cancel()
-        facts = {"model": held.model.name, "run_id": run.run_id.hex(), "reason": reason.value}
-        self._report("model_unloaded", {**facts, "message": self._why_unloaded(reason)})
-        if reason is UnloadReason.MEMORY_LOW:
-            await self._parts.stages.drop_waiting_engines(held.model.name)
 
-    def _keep(self, model: bytes, held: _Held, driver: Driver | None, reason: UnloadReason) -> None:
-        held.is_draining = False
-        if driver is not None:
-            self._parts.drivers.note_leaving(driver, is_leaving=False)
-        self._machine.handle(DrainFailed(model), self._parts.clock.now())
-        if reason is UnloadReason.MEMORY_LOW:
-            text = f"requests went on for {DRAIN_S:.0f} s; it serves on"
-            self._report("unload_postponed", {"model": held.model.name, "reason": reason.value, "message": text})
-        self._changes.mark()
-
-    async def _is_quiet(self, driver: Driver, model: bytes, *, may_wait: bool) -> bool:
-        """Whether nothing came for a while; where it ``may_wait``, after what is under way."""
-        while True:
-            seen = driver.traffic.count
-            if driver.open_requests == 0:
-                with trio.move_on_after(LINGER_S) as lingering:
-                    await driver.traffic.wait_beyond(seen)
-                if lingering.cancelled_caught:
-                    return not self.demand.is_awaited_here(model)
-            if not may_wait:
-                return False
-            await driver.traffic.wait_beyond(seen)
-
-    def _why_unloaded(self, reason: UnloadReason) -> str:
-        match reason:
-            case UnloadReason.IDLE:
-                return f"no request for {self._allowed.options.idle_unload_s or 0:g} s; a request loads it again"
-            case UnloadReason.MEMORY_LOW:
-                left = self._allowed.memory_left()
-                return f"{format_size(left or 0)} of memory are left; it was the least asked for here"
-            case UnloadReason.ROOM_WANTED:
-                return "another model is asked for and needs its room"
+def _shelved(known: KnownModel, shelf: ModelShelf, options: ServingOptions) -> _Shelved:
+    return _Shelved(known, shelf, _needed_bytes(known.index, options))
 
 
 def _needed_bytes(index: GgufIndex, options: ServingOptions) -> int:
@@ -585,6 +617,17 @@ def _rivals(model: bytes, needed_bytes: int, others: tuple[Announcement, ...]) -
         Rival(PeerId(peer.peer_id), any(row.model == model and row.waiting for row in peer.demand), is_spared(peer))
         for peer in others
         if model in peer.loadable
+        and _usable(peer.free_bytes) >= needed_bytes
+        and all(model_hash_of(one.name) != model for one in peer.models)
+    )
+
+
+def _fetching_rivals(model: bytes, needed_bytes: int, others: tuple[Announcement, ...]) -> tuple[Rival, ...]:
+    """Peers that have room for a model and would have to fetch it, for all that is known."""
+    return tuple(
+        Rival(PeerId(peer.peer_id), is_spared=is_spared(peer), has_file=False)
+        for peer in others
+        if model not in peer.loadable
         and _usable(peer.free_bytes) >= needed_bytes
         and all(model_hash_of(one.name) != model for one in peer.models)
     )

@@ -146,9 +146,9 @@ class Router:
         """Models that can be routed from here, by name."""
         return served_models((self._overlay.board.own(), *self._trusted()))
 
-    def awaited(self, known: Container[str]) -> list[str]:
-        """Models that are to come and are not among the ``known`` ones, which can be routed."""
-        return [name for name in self._expected if name not in known]
+    def awaited(self, known: Container[str], coming: Container[str] = ()) -> list[str]:
+        """Models that are to come and are not among the ``known`` ones, which can be routed, or are ``coming`` here."""
+        return [name for name in self._expected if name not in known or name in coming]
 
     def served_name(self, model: str) -> str | None:
         """The name under which a model can be routed: its own, or another of the same file, by what peers announce of

@@ -40,7 +40,6 @@ from p2pmesh.node.speeds import Speeds
 from p2pmesh.node.stage_fetching import StageFetching, telling
 from p2pmesh.node.stage_run import StageRun
 from p2pmesh.node.standby_room import StandbyRoom
-from p2pmesh.node.transfer import TransferCounts
 from p2pmesh.node.vigil import Vigils
 from p2pmesh.ports.engine import EngineFacts, EngineLauncher, EngineSpec
 from p2pmesh.ports.models import ModelStore, StageArtifact
@@ -80,6 +79,8 @@ class HeldStage:
         self.followers = 0
         self.has_served = False
         self._is_let_go = False
+        self.is_leaving = False
+        """Whether its coordinator is being asked to load it elsewhere."""
         self.cause: P2PMeshError | None = None
         self._states: list[tuple[int, StageStatus]] = []
         self._noted = 0
@@ -112,9 +113,19 @@ class HeldStage:
 
     async def hand_over(self, leaving: StageStatus) -> None:
         """Says that this peer is about to go; until the stage is over, or its coordinator lets it go."""
-        await self.note(leaving)
-        while not self._is_over and not self._is_let_go and self.followers:
-            await self._changes.wait_beyond(self._changes.count)
+        self.is_leaving = True
+        try:
+            await self.note(leaving)
+            while not self._is_over and not self._is_let_go and self.followers:
+                await self._changes.wait_beyond(self._changes.count)
+        finally:
+            self.is_leaving = False
+
+    def stay(self) -> None:
+        """Nobody takes it over, and it does not go after all: whoever follows it from now on hears no word of that."""
+        self._is_let_go = False
+        if self._states and self._states[-1][1].state == StageState.LEAVING:
+            self._states.pop()
 
     def end(self) -> None:
         """No state follows."""
@@ -162,6 +173,8 @@ class Stages:
         """Told of tokens that passed a stage here that is not the first: whose run, of which model, how many."""
         self.takes_spares: Callable[[], bool] = lambda: True
         """Asked before an engine may wait here in case."""
+        self.takes_stage: Callable[[str], bool] = lambda model: True
+        """Asked before another coordinator's stage of a model is loaded here."""
         self._is_going = False
         self._report = report
         self._fetching = StageFetching(parts.artifacts, parts.store)
@@ -284,6 +297,25 @@ class Stages:
         self._overlay.board.change_own(free_bytes=self.free_bytes)
         await self._hand_over(tuple(self._held.values()))
 
+    def lent(self) -> tuple[HeldStage, ...]:
+        """Stages that are up, of runs that other peers coordinate."""
+        claims, own = self._parts.claims, self._overlay.own_peer
+        coordinators = (
+            (held, claims.coordinator_of(held.load.model_digest, held.load.run_id))
+            for held in self._held.values()
+            if held.is_ready
+        )
+        return tuple(held for held, coordinator in coordinators if coordinator not in (None, own))
+
+    async def hand_over_one(self, held: HeldStage) -> bool:
+        """Whether its coordinator has loaded it elsewhere; otherwise it stays. Its caller sets the deadline."""
+        try:
+            await self._hand_over((held,))
+        finally:
+            if not self.is_leaving:
+                held.stay()
+        return self._held.get(held.load.run_id) is not held
+
     async def _hand_over(self, stages: tuple[HeldStage, ...]) -> None:
         async with trio.open_nursery() as nursery:
             for held in stages:
@@ -293,6 +325,9 @@ class Stages:
         """Starts to load a stage; raises why it may not be. Whoever began it follows it, or it ends."""
         self._check_order(load)
         self._parts.claims.check(source, load.model_digest, load.run_id, load.term)
+        if source != self._overlay.own_peer and not self.takes_stage(load.model):
+            text = "little memory is left on this peer, and the model has just had to leave it"
+            raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
         if load.run_id in self._held:
             raise Refused(ErrorCode.NOT_IN_PLACEMENT, "this peer holds a stage of that run already")
         if self._nursery is None:
@@ -507,7 +542,7 @@ class Stages:
             raise why_not
         self._report("stage_loading", _stage_fields(load) | {"bytes": load.artifact_bytes, "source": source})
         artifact, counts = await self._fetching.fetch(load, source, report_status)
-        self._report("stage_fetched", _stage_fields(load) | _cost_of(counts))
+        self._report("stage_fetched", _stage_fields(load) | counts.as_fields())
         return artifact
 
     async def _cut_here(self, load: LoadStage) -> StageArtifact | None:
@@ -578,12 +613,11 @@ class Stages:
 async def _heed_coordinator(stream: MessageStream, held: HeldStage, scope: trio.CancelScope) -> None:
     """It follows until it ends the stream, or says anything but that a stage which is about to go may."""
     try:
-        await stream.expect(Done, IDLE_FOREVER_S)
-        held.let_go()
+        while True:
+            await stream.expect(Done, IDLE_FOREVER_S)
+            held.let_go()
     except P2PMeshError:
         scope.cancel()
-        return
-    await _cancel_at_end(stream, scope)
 
 
 async def _cancel_at_end(stream: MessageStream, scope: trio.CancelScope) -> None:
@@ -625,15 +659,6 @@ def _ready_status(load: LoadStage, facts: EngineFacts) -> StageStatus:
         exact_width=facts.exact_width,
         decode_us=facts.decode_us,
     )
-
-
-def _cost_of(counts: TransferCounts) -> dict[str, object]:
-    return {
-        "fetched_bytes": counts.fetched_bytes,
-        "resumed_bytes": counts.resumed_bytes,
-        "wasted_bytes": counts.wasted_bytes,
-        "sources": [{"peer_id": peer, "bytes": size_bytes} for peer, size_bytes in counts.sources.items()],
-    }
 
 
 def _stage_fields(load: LoadStage) -> dict[str, object]:

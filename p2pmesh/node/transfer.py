@@ -63,6 +63,15 @@ class TransferCounts:
     sources: dict[PeerId, int] = field(default_factory=dict)
     """Bytes of pieces by the peer that they came from."""
 
+    def as_fields(self) -> dict[str, object]:
+        """As event fields."""
+        return {
+            "fetched_bytes": self.fetched_bytes,
+            "resumed_bytes": self.resumed_bytes,
+            "wasted_bytes": self.wasted_bytes,
+            "sources": [{"peer_id": peer, "bytes": size_bytes} for peer, size_bytes in self.sources.items()],
+        }
+
     def add(self, other: "TransferCounts") -> None:
         """Of another transfer, its sources apart."""
         self.fetched_bytes += other.fetched_bytes

@@ -97,6 +97,12 @@ class ModelStore(Protocol):
     async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
         """A local whole model with this digest, if any."""
 
+    async def adopt(self, name: str, artifact: StageArtifact) -> ModelFile:
+        """A whole model that came from peers, held by the caller: found by its digest from then on.
+
+        ``ConfigError`` if it cannot be served.
+        """
+
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
         """The stage GGUF of a range, written by streaming, or from the cache; the whole range is the model itself.
 

@@ -11,7 +11,14 @@ from p2pmesh.base.errors import ErrorCode, RemoteProtocolError
 from p2pmesh.base.limits import MAX_CONTROL_MESSAGE_BYTES
 from p2pmesh.wire.messages.admission import Hello, Proof, ProofQuery, RouteQuery, RouteTable, Welcome
 from p2pmesh.wire.messages.answers import Done, Refusal
-from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.messages.artifacts import (
+    ArtifactChunk,
+    DescribeModel,
+    FetchArtifact,
+    FetchPieceList,
+    ModelDescription,
+    PrepareArtifact,
+)
 from p2pmesh.wire.messages.claims import ClaimDenied, ClaimGranted, ClaimRun, ReleaseClaim
 from p2pmesh.wire.messages.generation import Cancel, Delta, Finished, Generate, Started, Tokenize, Tokenized
 from p2pmesh.wire.messages.identity import IdentityAnswer, IdentityQuery
@@ -45,6 +52,8 @@ KINDS: dict[str, type] = {
     "fetch_artifact": FetchArtifact,
     "fetch_piece_list": FetchPieceList,
     "prepare_artifact": PrepareArtifact,
+    "describe_model": DescribeModel,
+    "model_description": ModelDescription,
     "artifact_chunk": ArtifactChunk,
     "link_probe": LinkProbe,
     "link_bytes": LinkBytes,

@@ -601,6 +601,27 @@ async def test_a_received_stage_is_kept_and_found_later(home: Home) -> None:
     assert home.partial() == set()
 
 
+async def test_a_whole_model_that_came_from_peers_is_found_and_cut_like_any_and_gone_with_its_file(home: Home) -> None:
+    store = home.store()
+    await receive(store, LLAMA)
+    artifact = await store.find_artifact(sha256(LLAMA))
+    assert artifact is not None
+    model = await store.adopt("theirs", artifact)
+    assert (model.name, model.digest, model.size_bytes) == ("theirs", sha256(LLAMA), len(LLAMA))
+    assert await store.find_by_digest(model.digest, len(LLAMA)) == model
+    assert content(await store.cut(model, MIDDLE)) == stage_of(LLAMA, MIDDLE.start, MIDDLE.end)
+    await trio.Path(artifact.path).unlink()
+    assert await store.find_by_digest(model.digest, len(LLAMA)) is None
+
+
+async def test_a_file_that_came_from_peers_and_is_no_model_is_not_adopted(home: Home) -> None:
+    store = home.store()
+    await receive(store, LARGE)
+    artifact = await store.find_artifact(sha256(LARGE))
+    assert artifact is not None
+    assert (await error_of(store.adopt("theirs", artifact))).code is ErrorCode.GGUF_NOT_GGUF
+
+
 @pytest.mark.parametrize("order", [(4, 3, 2, 1, 0), (2, 0, 4, 1, 3), (0, 0, 1, 1, 4, 2, 3)])
 async def test_pieces_may_come_in_any_order_and_twice(home: Home, order: tuple[int, ...]) -> None:
     await receive(home.store(), LARGE, order)

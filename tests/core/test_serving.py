@@ -16,6 +16,10 @@ from p2pmesh.core.serving import (
     DrainFailed,
     DropSpares,
     Effect,
+    Fetch,
+    FetchDone,
+    HandOver,
+    Lent,
     Load,
     Loadable,
     LoadDone,
@@ -202,6 +206,78 @@ def test_a_load_that_failed_is_tried_again_after_longer_and_longer() -> None:
     assert machine.deadline() == at(now + 30)
 
 
+# --- fetching -----------------------------------------------------------------
+ABSENT = loadable(Demand(per_minute=10, per_day=10), servers=1, fetch_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_fetched"),
+    [
+        (ABSENT, True),
+        (replace(ABSENT, demand=Demand(per_minute=9)), False),
+        (replace(ABSENT, servers=0), False),  # whoever has the file serves it
+        (replace(ABSENT, servers=0, demand=WAITED, is_awaited_here=True), False),
+        (replace(ABSENT, needed_bytes=3 * GIB, may_be_split=True), False),
+    ],
+)
+def test_a_model_that_is_not_on_disk_is_fetched_only_where_its_servers_have_too_much_to_do(
+    given: Loadable, is_fetched: bool
+) -> None:
+    assert told(look(given)) == ((Fetch(A, LoadReason.BUSY),) if is_fetched else ())
+
+
+def test_what_was_fetched_is_loaded_at_once_if_it_is_as_busy_as_before() -> None:
+    machine = ServingMachine(1)
+    assert machine.handle(look(ABSENT), at(0)) == (Fetch(A, LoadReason.BUSY),)
+    assert machine.handle(FetchDone(A), at(50)) == ()
+    here = replace(ABSENT, fetch_bytes=0, is_offered=False, rivals=(Rival(PeerId("a")), Rival(PeerId("b"))))
+    assert machine.handle(look(here), at(50)) == (Load(A, LoadReason.BUSY),)
+    other = ServingMachine(1)
+    other.handle(look(ABSENT), at(0))
+    other.handle(FetchDone(A), at(50))
+    assert other.handle(look(replace(here, demand=Demand(per_minute=9))), at(50)) == ()
+
+
+def test_one_model_is_fetched_at_a_time_and_others_are_loaded_meanwhile() -> None:
+    fetching = replace(loaded(B), state=RunState.FETCHING)
+    assert told(look(ABSENT, loaded=(fetching,))) == ()
+    here = replace(loadable(), model=b"c" * 8)
+    assert told(look(ABSENT, here, loaded=(fetching,))) == (Load(here.model, LoadReason.NO_SERVER),)
+
+
+def test_nothing_is_fetched_where_little_memory_is_left() -> None:
+    assert told(look(ABSENT, memory_left_bytes=GIB)) == ()
+
+
+def test_who_has_the_file_ranks_before_whoever_must_fetch_it() -> None:
+    for number in range(8):
+        rival = Rival(PeerId(f"peer-{number}"), is_spared=True)
+        assert told(look(replace(ABSENT, rivals=(rival,)))) == ()
+        fetching = Rival(PeerId(f"peer-{number}"), has_file=False)
+        assert told(look(replace(ABSENT, fetch_bytes=0, rivals=(fetching,)))) == (Load(A, LoadReason.BUSY),)
+
+
+def test_whoever_must_fetch_it_waits_as_long_for_another_as_its_fetch_may_take() -> None:
+    coming = replace(ABSENT, is_coming=True)
+    fetch_s = GIB // DEFAULT_POLICY.fetched_bytes_per_s
+    machine = ServingMachine(1)
+    assert machine.handle(look(coming), at(0)) == ()
+    assert machine.deadline() == at(60 + fetch_s)
+    assert machine.handle(look(coming), at(59 + fetch_s)) == ()
+    assert machine.handle(look(coming), at(60 + fetch_s)) == (Fetch(A, LoadReason.BUSY),)
+    huge = ServingMachine(1)
+    assert huge.handle(look(replace(coming, fetch_bytes=1000 * GIB)), at(0)) == ()
+    assert huge.deadline() == at(60) + DEFAULT_POLICY.longest_fetch_us
+
+
+def test_a_fetch_that_failed_is_tried_again_after_a_pause() -> None:
+    machine = ServingMachine(1)
+    assert machine.handle(look(ABSENT), at(0)) == (Fetch(A, LoadReason.BUSY),)
+    machine.handle(LoadFailed(A), at(5))
+    assert machine.handle(look(ABSENT), at(34)) == ()
+    assert machine.handle(look(ABSENT), at(35)) == (Fetch(A, LoadReason.BUSY),)
+
+
 # --- unloading ----------------------------------------------------------------
 def test_a_run_is_unloaded_once_it_was_idle_for_so_long() -> None:
     machine = ServingMachine(1, IDLE_POLICY)
@@ -225,6 +301,15 @@ def test_only_a_request_that_waits_brings_a_model_back_that_was_unloaded() -> No
     assert machine.handle(look(), at(10.5)) == ()  # nobody is told of what is served
     assert machine.handle(look(loadable(Demand(per_minute=5, per_day=5))), at(11)) == ()
     assert machine.handle(look(loadable()), at(12)) == (Load(A, LoadReason.NO_SERVER),)
+
+
+def test_a_replica_that_was_unloaded_does_not_come_back_for_requests_of_before() -> None:
+    machine = ServingMachine(1, IDLE_POLICY)
+    assert machine.handle(look(loaded=(loaded(),)), at(10)) == (Unload(A, UnloadReason.IDLE),)
+    busy = look(loadable(Demand(per_minute=30), servers=1))
+    assert machine.handle(busy, at(20)) == ()
+    assert machine.handle(busy, at(69)) == ()
+    assert machine.handle(busy, at(70)) == (Load(A, LoadReason.BUSY),)
 
 
 def test_what_was_asked_hours_ago_is_loaded_only_where_it_may_stay() -> None:
@@ -264,6 +349,47 @@ def test_where_memory_is_low_engines_that_nobody_uses_go_before_any_model() -> N
     assert machine.handle(left, at(36)) == (Unload(A, UnloadReason.MEMORY_LOW),)
     assert machine.handle(look(memory_left_bytes=2 * GIB), at(40)) == ()
     assert [machine.takes_spares(at(second)) for second in (40, 95, 96)] == [False, False, True]
+
+
+def test_where_memory_is_low_the_least_asked_for_goes_whoever_coordinates_it() -> None:
+    low = look(loaded=(loaded(A, Demand(per_minute=2)),), memory_left_bytes=0)
+
+    def relief(*lent: Lent, given: Look = low) -> tuple[Effect, ...]:
+        machine = ServingMachine(1)
+        machine.handle(replace(given, lent=lent), at(0))
+        return machine.handle(replace(given, lent=lent), at(5))
+
+    assert relief(Lent(B, Demand(per_minute=1))) == (HandOver(B),)
+    assert relief(Lent(B, Demand(per_minute=3))) == (Unload(A, UnloadReason.MEMORY_LOW),)
+    assert relief(Lent(B, Demand(per_minute=2))) == (Unload(A, UnloadReason.MEMORY_LOW),)  # it ends, no other loads
+    assert relief(Lent(B, Demand(waiting=3)), given=replace(low, loaded=())) == (HandOver(B),)
+    assert relief(Lent(B, NO_DEMAND, is_leaving=True)) == ()  # one at a time
+    assert relief(Lent(B, NO_DEMAND), given=replace(low, spare_bytes=GIB)) == (DropSpares(),)
+    assert relief(Lent(B, NO_DEMAND), given=replace(low, memory_left_bytes=GIB)) == ()
+
+
+def test_a_stage_that_nobody_takes_over_is_left_alone_for_a_while() -> None:
+    machine = ServingMachine(1)
+    given = look(memory_left_bytes=0, lent=(Lent(A, NO_DEMAND), Lent(B, Demand(per_day=1))))
+    machine.handle(given, at(0))
+    assert machine.handle(given, at(5)) == (HandOver(A),)
+    assert not machine.takes_stage(A, at(5))
+    machine.handle(DrainFailed(A), at(36))
+    assert machine.takes_stage(A, at(36))  # it is here
+    assert machine.handle(given, at(36)) == (HandOver(B),)
+    gone = replace(given, lent=(Lent(A, NO_DEMAND),))
+    assert machine.handle(gone, at(70)) == ()
+    assert machine.handle(gone, at(96)) == (HandOver(A),)
+
+
+def test_a_model_that_had_to_go_for_memory_does_not_come_back_before_there_is_some() -> None:
+    machine = ServingMachine(1)
+    given = look(memory_left_bytes=0, lent=(Lent(A, NO_DEMAND),))
+    machine.handle(given, at(0))
+    assert machine.handle(given, at(5)) == (HandOver(A),)
+    machine.handle(look(memory_left_bytes=GIB), at(20))
+    assert [machine.takes_stage(A, at(second)) for second in (20, 64, 65)] == [False, False, True]
+    assert machine.takes_stage(B, at(20))
 
 
 def test_a_run_that_could_not_be_drained_is_left_alone_for_a_while() -> None:
@@ -402,6 +528,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.machine = ServingMachine(seed, self.policy)
         self.now = Micros(0)
         self.runs: dict[bytes, Loaded] = {}
+        self.on_disk = set(MODELS[:3])
+        self.lent_models = {b"l" * 8, b"m" * 8}
+        self.leaving: set[bytes] = set()
         self.free_bytes = 3 * GIB
 
     @rule(seconds=st.sampled_from([0.1, 1, 5, 31, 90, 700]))
@@ -429,7 +558,15 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         rivals = tuple(Rival(PeerId(f"r{n}"), n % 5 == 0, n % 3 == 0) for n in range(rival_count))
         loadables = tuple(
-            Loadable(model, GIB, demand, servers=servers, is_coming=is_coming, rivals=rivals)
+            Loadable(
+                model,
+                GIB,
+                demand,
+                servers=servers,
+                is_coming=is_coming,
+                rivals=rivals,
+                fetch_bytes=0 if model in self.on_disk else GIB,
+            )
             for model, demand in zip(MODELS, demands, strict=True)
             if model not in self.runs
         )
@@ -441,6 +578,7 @@ class AnyOrder(RuleBasedStateMachine):
         given = Look(
             OWN, self.free_bytes, loadables, tuple(self.runs.values()), left_bytes, (Rate(B, 1, 1),),
             spare_bytes=spare_bytes,
+            lent=tuple(Lent(model, demands[0], model in self.leaving) for model in self.lent_models),
         )  # fmt: skip
         effects = self.machine.handle(given, self.now)
         assert len(effects) <= 1
@@ -450,16 +588,32 @@ class AnyOrder(RuleBasedStateMachine):
         assert deadline is None or deadline > self.now
 
     def perform(self, effect: Effect, given: Look) -> None:
+        if isinstance(effect, HandOver):
+            assert self.machine.is_memory_low
+            assert effect.model in {one.model for one in given.lent}
+            assert not any(one.is_leaving for one in given.lent)
+            assert not given.spare_bytes
+            self.leaving.add(effect.model)
+            return
         if isinstance(effect, DropSpares):
             assert given.spare_bytes
             assert self.machine.is_memory_low
             assert not self.machine.takes_spares(self.now)
             return
+        if isinstance(effect, Fetch):
+            chosen = next(one for one in given.loadables if one.model == effect.model)
+            assert chosen.fetch_bytes
+            assert chosen.servers
+            assert chosen.needed_bytes <= given.free_bytes
+            assert all(run.state is not RunState.FETCHING for run in given.loaded)
+            self.runs[effect.model] = Loaded(effect.model, RunState.FETCHING, 0, chosen.demand, None, False)
+            return
         if isinstance(effect, Load):
             chosen = next(one for one in given.loadables if one.model == effect.model)
             assert not chosen.demand.is_none
+            assert not chosen.fetch_bytes
             assert chosen.needed_bytes <= given.free_bytes
-            assert all(run.state is RunState.SERVING for run in given.loaded)
+            assert all(run.state in (RunState.SERVING, RunState.FETCHING) for run in given.loaded)
             left_bytes = given.memory_left_bytes
             assert left_bytes is None or left_bytes >= chosen.needed_bytes + self.policy.low_memory_bytes
             self.free_bytes -= GIB
@@ -485,6 +639,24 @@ class AnyOrder(RuleBasedStateMachine):
             elif run.state is RunState.LOADING:
                 self.end(model)
                 assert self.machine.handle(LoadFailed(model), self.now) == ()
+
+    @rule(has_gone=st.booleans())
+    def hand_over_ends(self, has_gone: bool) -> None:
+        for model in sorted(self.leaving):
+            if has_gone:
+                self.lent_models.discard(model)
+            else:
+                self.machine.handle(DrainFailed(model), self.now)
+        self.leaving.clear()
+
+    @rule(is_fetched=st.booleans())
+    def fetch_ends(self, is_fetched: bool) -> None:
+        for model, run in tuple(self.runs.items()):
+            if run.state is RunState.FETCHING:
+                del self.runs[model]
+                self.on_disk |= {model} if is_fetched else set()
+                outcome = FetchDone(model) if is_fetched else LoadFailed(model)
+                assert self.machine.handle(outcome, self.now) == ()
 
     @rule(is_drained=st.booleans())
     def drain_ends(self, is_drained: bool) -> None:

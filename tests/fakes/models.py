@@ -36,6 +36,11 @@ def fake_model(name: str = "fake") -> ModelFile:
     return ModelFile(name, f"/{name}.gguf", _digest_of(data + name.encode()), len(data), read_index(MemorySource(data)))
 
 
+def file_of(model: ModelFile) -> bytes:
+    """What lies on the disk of who has a fake model."""
+    return tiny_llama(TinyShape(layers=LAYERS)) + model.name.encode()
+
+
 class FakeModelStore:
     """Implements ``ports.models.ModelStore``. ``damage`` changes what it serves to others, answer by answer;
     ``holds`` counts those that nobody has released yet."""
@@ -53,6 +58,8 @@ class FakeModelStore:
         self.is_packaged = False
         self.assembling: ConfigError | None = None
         """What assembling fails with."""
+        self.adopting: ConfigError | None = None
+        """What adopting a whole model fails with."""
         self.portion_bytes = 64 * KIB
         self.portion_s = 0.0
         """A slow disk: so long each portion that is read takes."""
@@ -71,7 +78,18 @@ class FakeModelStore:
     async def find_by_digest(self, digest: Digest, size_bytes: int) -> ModelFile | None:
         return next((model for model in self.models if model.digest == digest), None)
 
+    async def adopt(self, name: str, artifact: StageArtifact) -> ModelFile:
+        if self.adopting is not None:
+            raise self.adopting
+        assert self.holds[artifact.digest]
+        index = read_index(MemorySource(self.files[artifact.digest]))
+        model = ModelFile(name, artifact.path, artifact.digest, artifact.size_bytes, index)
+        self.models = (*(one for one in self.models if one.digest != artifact.digest), model)
+        return model
+
     async def cut(self, model: ModelFile, layers: LayerRange) -> StageArtifact:
+        if model.digest in self.files and layers == LayerRange(0, model.index.layer_count):
+            return self._held(self.files[model.digest])
         return self._held(f"{model.digest}:{layers.start}-{layers.end}:".encode() * self.stage_repeats)
 
     async def fragments_of(self, model: ModelFile, layers: LayerRange) -> tuple[StageArtifact, ...]:

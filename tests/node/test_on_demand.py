@@ -128,6 +128,47 @@ async def test_a_model_that_was_given_is_unloaded_and_comes_back_in_the_same_way
         assert told_loads(node) == ["no_server"]
 
 
+async def test_a_model_that_another_peer_drives_is_unloaded_by_its_coordinator_and_comes_back(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        options = OnDemandOptions(None, IDLE_S)
+        coordinator = await mesh.found("coordinator", store=FakeModelStore(MODEL), memory_bytes=0, on_demand=options)
+        holder = await mesh.join("holder", coordinator)
+        mesh.serve(coordinator, MODEL)
+        await coordinator.wait_told("pipeline_ready")
+        for _ in range(5):  # by clients of the driver's own, whom the coordinator does not know of
+            await trio.sleep(IDLE_S - 2)
+            request = mesh.request()
+            assert await holder.ask(request) == expected(request)
+        assert coordinator.told("model_unloaded") == []
+        for times in (1, 2):
+            told = await coordinator.wait_told("model_unloaded", times)
+            assert (told["model"], told["reason"]) == ("fake", "idle")
+            await trio.sleep(5)
+            assert holder.node.stages.free_bytes == GIB
+            assert coordinator.node.routable_models() == {}
+            request = mesh.request()
+            assert await holder.ask(request) == expected(request)
+        assert len(coordinator.told("pipeline_ready")) == 3
+
+
+async def test_a_request_that_comes_as_another_peers_driver_is_let_go_is_answered(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        options = OnDemandOptions(None, IDLE_S)
+        coordinator = await mesh.found("coordinator", store=FakeModelStore(MODEL), memory_bytes=0, on_demand=options)
+        holder = await mesh.join("holder", coordinator)
+        mesh.serve(coordinator, MODEL)
+        await coordinator.wait_told("pipeline_ready")
+        request = mesh.request()
+        assert await holder.ask(request) == expected(request)
+        for tenth in range(12):
+            with trio.move_on_after(IDLE_S - 0.2 + tenth / 10):
+                await coordinator.wait_told("model_unloaded", 99)
+            request = mesh.request()
+            assert await holder.ask(request) == expected(request)
+
+
 async def test_a_request_that_is_long_keeps_its_model_loaded(autojump_clock: MockClock) -> None:
     async with open_mesh() as mesh:
         node = await mesh.found("node", store=FakeModelStore(MODEL), on_demand=OnDemandOptions(None, IDLE_S))
@@ -197,6 +238,63 @@ async def test_a_peer_with_little_memory_keeps_no_engine_in_case_and_takes_none(
         memory.left_bytes = GIB
         await trio.sleep(180)
         assert len(spare.launcher.engines) == 1
+
+
+async def lending(mesh: Mesh, memory: Memory) -> tuple[MeshNode, MeshNode]:
+    """A coordinator without memory of its own, and the peer that holds its model's only stage."""
+    coordinator = await mesh.found("coordinator", store=FakeModelStore(MODEL), memory_bytes=0)
+    holder = await mesh.join("holder", coordinator, memory_left=memory)
+    mesh.serve(coordinator, MODEL)
+    await coordinator.wait_told("pipeline_ready")
+    await settle()
+    return coordinator, holder
+
+
+async def test_little_memory_has_a_stage_of_anothers_run_loaded_elsewhere_and_cuts_no_request(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_mesh() as mesh:
+        memory = Memory()
+        coordinator, holder = await lending(mesh, memory)
+        spare = await mesh.join("spare", coordinator)
+        await settle()
+        request = mesh.request(max_tokens=60)
+        async with coordinator.node.generate(request) as events:
+            tokens = await read_tokens(events, 3)
+            holder.engine.hold()
+            memory.left_bytes = 100 * MIB
+            told = await holder.wait_told("stage_handed_over")
+            assert (told["model"], told["stage"], told["layers"]) == ("fake", 0, [0, 6])
+            tokens += await read_tokens(events)
+        assert tokens == expected(request)
+        assert [fields["reason"] for fields in coordinator.told("replanned")] == ["peer_leaves"]
+        assert not holder.node.stages.is_holding
+        assert holder.launcher.engines == []
+        assert spare.node.stages.is_holding
+        await mesh.kill(spare)
+        await trio.sleep(300)
+        assert not holder.node.stages.is_holding  # it would not be better there
+        memory.left_bytes = GIB
+        await trio.sleep(300)
+        request = mesh.request()
+        assert await coordinator.ask(request) == expected(request)
+        assert holder.node.stages.is_holding
+
+
+async def test_a_stage_of_anothers_run_stays_where_no_other_peer_takes_it(autojump_clock: MockClock) -> None:
+    async with open_mesh() as mesh:
+        memory = Memory()
+        coordinator, holder = await lending(mesh, memory)
+        memory.left_bytes = 100 * MIB
+        told = await holder.wait_told("unload_postponed")
+        assert (told["model"], told["reason"]) == ("fake", "memory_low")
+        request = mesh.request()
+        assert await coordinator.ask(request) == expected(request)
+        await trio.sleep(600)
+        assert holder.told("stage_handed_over") == []
+        request = mesh.request()
+        assert await coordinator.ask(request) == expected(request)
+        assert len(coordinator.told("pipeline_ready")) == 1
 
 
 async def test_little_memory_cuts_no_request(autojump_clock: MockClock) -> None:

@@ -25,7 +25,14 @@ from p2pmesh.wire import (
 )
 from p2pmesh.wire.messages.admission import Hello, Proof, ProofQuery, RouteEntry, RouteQuery, RouteTable, Welcome
 from p2pmesh.wire.messages.answers import Done, Refusal
-from p2pmesh.wire.messages.artifacts import ArtifactChunk, FetchArtifact, FetchPieceList, PrepareArtifact
+from p2pmesh.wire.messages.artifacts import (
+    ArtifactChunk,
+    DescribeModel,
+    FetchArtifact,
+    FetchPieceList,
+    ModelDescription,
+    PrepareArtifact,
+)
 from p2pmesh.wire.messages.claims import ClaimDenied, ClaimGranted, ClaimRun, ReleaseClaim
 from p2pmesh.wire.messages.generation import (
     BiasEntry,
@@ -157,6 +164,8 @@ FILES_AND_MACHINES: Messages = [
     ("fetch_artifact", FetchArtifact("cd" * 32, "ef" * 32, 1_048_576, 4_194_304)),
     ("fetch_piece_list", FetchPieceList("cd" * 32, "ef" * 32)),
     ("prepare_artifact", PrepareArtifact("cd" * 32, DIGEST, 15, 30)),
+    ("describe_model", DescribeModel(DIGEST, 4096, 4)),
+    ("model_description", ModelDescription(4_920_000_000, "ef" * 32, 32, 5_610_000_000)),
     ("artifact_chunk", ArtifactChunk(b"GGUF\x03\0\0\0")),
     ("link_probe", LinkProbe(262_144)),
     ("link_bytes", LinkBytes(bytes(64))),
@@ -380,7 +389,7 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
     }),
     ("hold_run", {
         "hold_run with a negative time": {"quiet_ms": -1},
-        "hold_run of more than an hour": {"quiet_ms": 3_600_001},
+        "hold_run of more than 2^32 ms": {"quiet_ms": 2**32 + 1},
         "hold_run without a time": {"quiet_ms": ...},
     }),
     ("publish_run", {
@@ -405,6 +414,20 @@ BROKEN_FIELDS: list[tuple[str, dict[str, Case]]] = [
         "prepare_artifact of layers backwards": {"layer_start": 30, "layer_end": 15},
         "prepare_artifact up to layer 1025": {"layer_end": 1025},
         "prepare_artifact without a model": {"model_digest": ...},
+    }),
+    ("describe_model", {
+        "describe_model by a name": {"model_digest": "tiny-llama"},
+        "describe_model of 15 tokens": {"context_tokens": 15},
+        "describe_model without lanes": {"lanes": 0},
+        "describe_model of no shape": {"context_tokens": ..., "lanes": ...},
+    }),
+    ("model_description", {
+        "model_description of an empty file": {"size_bytes": 0},
+        "model_description of more than 2^40 bytes": {"size_bytes": 2**40 + 1},
+        "model_description without a piece list": {"pieces_digest": ...},
+        "model_description of no layers": {"layer_count": 0},
+        "model_description of 1025 layers": {"layer_count": 1025},
+        "model_description that needs no memory": {"needed_bytes": 0},
     }),
     ("artifact_chunk", {
         "artifact_chunk as text": {"data": "GGUF"},

@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass
 
-from p2pmesh.base.limits import MAX_ARTIFACT_BYTES, MAX_ARTIFACT_CHUNK_BYTES, MAX_ARTIFACT_REQUEST_BYTES, MAX_LAYERS
+from p2pmesh.base.limits import (
+    MAX_ARTIFACT_BYTES,
+    MAX_ARTIFACT_CHUNK_BYTES,
+    MAX_ARTIFACT_REQUEST_BYTES,
+    MAX_LANES,
+    MAX_LAYERS,
+)
 from p2pmesh.wire.schema import Bytes, Integer, declared
 from p2pmesh.wire.shapes import DIGEST, check_layers
 
@@ -36,6 +42,25 @@ class PrepareArtifact:
 
     def __post_init__(self) -> None:
         check_layers("prepare_artifact", self.layer_start, self.layer_end)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeModel:
+    """Asks a peer that has the whole model what its file is, and what it takes of memory in this shape."""
+
+    model_digest: str = declared(DIGEST)
+    context_tokens: int = declared(Integer(16, 2**24))
+    lanes: int = declared(Integer(1, MAX_LANES))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """The answer: the file, to be fetched under the digest that was asked, and the memory to hold all its layers."""
+
+    size_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
+    pieces_digest: str = declared(DIGEST)
+    layer_count: int = declared(Integer(1, MAX_LAYERS))
+    needed_bytes: int = declared(Integer(1, MAX_ARTIFACT_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

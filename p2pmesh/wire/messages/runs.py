@@ -158,4 +158,4 @@ class HoldRun:
     """
 
     run_id: bytes = declared(ID)
-    quiet_ms: int = declared(Integer(0, 3_600_000))
+    quiet_ms: int = declared(Integer(0, 2**32))
