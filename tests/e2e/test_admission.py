@@ -88,7 +88,7 @@ def test_an_invite_for_one_peer_survives_the_founders_death_as_used_up(peers: Pe
     assert first.find("invite") is None  # it has none that another could use
     error = refused_join(peers, "second", invite)
     assert error["code"] == "invite_exhausted"
-    assert error["message"].startswith("bootstrap_token_exhausted: ")
+    assert error["message"].startswith("--join: bootstrap_token_exhausted: ")
     assert founder.wait_for("peer_refused")["message"].startswith("bootstrap_token_exhausted: ")
     founder.kill()
     listed = run_command("invite", "list", "--json", home=founder.home)
@@ -107,7 +107,7 @@ def test_a_revoked_invite_is_refused_at_a_member_too(founder: NodeProcess, peers
         tuple(member.status()["addresses"]),
     )  # fmt: skip
     for name, line in (("at-founder", made["invite"]), ("at-member", encode_invite_of(at_member, identity))):
-        assert refused_join(peers, name, line)["message"].startswith("bootstrap_token_revoked: ")
+        assert refused_join(peers, name, line)["message"].startswith("--join: bootstrap_token_revoked: ")
     assert member.wait_for("peer_refused")["code"] == "invite_revoked"
 
 
