@@ -1,6 +1,7 @@
 """The overlay of ``p2pmesh chaos``: a coordinator without memory that is the ingress, peers with stages, spare ones.
 
-Real node processes whose connections all go through ``app.chaos_links``. What is asked of them is ``app.chaos``'.
+Real node processes whose connections all go through ``app.chaos_links``. What becomes of the runs is heard from all of
+them: a peer may take a run over from the coordinator. What is asked of them is ``app.chaos``'.
 """
 
 import subprocess
@@ -51,6 +52,9 @@ class ChaosOverlay:
         self.model = ""
         self.runs = 0
         """How many have served."""
+        self._run_id = ""
+        self._run_of = COORDINATOR
+        """Who coordinates the newest run, or did last."""
         self.is_serving = False
         self.is_ending = False
         """From then on nothing counts that becomes of a run."""
@@ -98,32 +102,40 @@ class ChaosOverlay:
         def keep(event: Event) -> bool:
             if event["event"] == "listening":
                 self._peers[event["peer_id"]] = name
-            if name == COORDINATOR and not self.is_ending:
-                self._note(event)
+            if not self.is_ending:
+                self.note(name, event)
             return event["event"] in _KEPT
 
         return keep
 
-    def _note(self, event: Event) -> None:
+    def note(self, name: str, event: Event) -> None:
+        """What a node tells of runs and requests; of a run only its newest coordinator's word counts."""
         match event["event"]:
             case "pipeline_ready":
                 self._stages = [stage["peer_id"] for stage in event["stages"]]
                 self.model = event["model"]
                 self.runs += 1
-                self.is_serving = True
-                self._tally.note_serving(time.monotonic())
-            case "model_withdrawn":
+                self._note_serving(name, event)
+            case "run_taken_over" if event["run_id"] == self._run_id:
+                self._show(f"  {name} took the run over from {self._peers.get(event['from'], 'another')}")
+                self._note_serving(name, event)
+            case "model_withdrawn" if (name, event["run_id"]) == (self._run_of, self._run_id):
                 self.is_serving = False
                 self._tally.note_withdrawn(time.monotonic(), event["code"])
                 self._show(f"  withdrawn, stage {event['stage']}, {event['code']}: {event['message']}")
             case "request_recovered":
                 self._tally.recovered.append(event)
 
+    def _note_serving(self, name: str, event: Event) -> None:
+        self._run_of, self._run_id = name, event["run_id"]
+        self.is_serving = True
+        self._tally.note_serving(time.monotonic())
+
     async def are_spares_ready(self) -> bool:
         """Whether an engine is ready for every stage of the run that serves, where spares were given."""
         if not self._options.spares:
             return True
-        home = self._nodes.home_of(COORDINATOR)
+        home = self._nodes.home_of(self._run_of)
         with suppress(P2PMeshError):  # a busy coordinator answers the next time
             status = await trio.to_thread.run_sync(ask_console, home, "GET", "/api/status")
             return any(_has_spares(placement) for placement in status["placements"])

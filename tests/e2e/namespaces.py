@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,3 +152,20 @@ def open_machines(count: int) -> Iterator[list[Machine]]:
     finally:
         for name in (*names, switch):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def cut_off(machines: Sequence[Machine]) -> Iterator[None]:
+    """They reach each other and nobody else, and nobody is told: as where the cable between two switches is drawn."""
+    switch = f"{machines[0].name.rpartition('-')[0]}-sw"
+    ports = [f"p{machine.name.rpartition('-')[2]}" for machine in machines]
+    ip("-n", switch, "link", "add", "apart", "type", "bridge")
+    ip("-n", switch, "link", "set", "apart", "up")
+    try:
+        for port in ports:
+            ip("-n", switch, "link", "set", port, "master", "apart")
+        yield
+    finally:
+        for port in ports:
+            ip("-n", switch, "link", "set", port, "master", "sw")
+        ip("-n", switch, "link", "del", "apart")
