@@ -6,6 +6,7 @@ whether an answer is worth asking for anew, and a doubt is none. Work is counted
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -181,9 +182,21 @@ def _number_problem(value: float, schema: dict[str, Any], at: str) -> str | None
     if (most is not None and value > most) or (below is not None and value >= below):
         return _wrong(at, "is too large")
     step = _bound(schema, "multipleOf")
-    if step and isinstance(value, int) and isinstance(step, int) and value % step:
+    if step and not _is_multiple(value, step):
         return _wrong(at, f"is no multiple of {step}")
     return None
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    dividend, divisor = _exact(value), _exact(step)
+    return dividend is not None and divisor is not None and (dividend / divisor).denominator == 1
+
+
+def _exact(number: float) -> Fraction | None:
+    """By the decimal digits that a number is written with: 0.3 is three times 0.1. None for one that JSON lacks."""
+    if isinstance(number, int):
+        return Fraction(number)
+    return Fraction(str(number)) if math.isfinite(number) else None
 
 
 def _out_of_bounds(count: int, schema: dict[str, Any], least: str, most: str, at: str, what: str) -> str | None:

@@ -5,7 +5,7 @@ import random
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p2pmesh.core.json_schema.checking import MAX_CHECKS, find_mismatch
@@ -22,7 +22,7 @@ LEAVES = st.one_of(
     st.sampled_from(
         [True, False, {}, {"type": "integer"}, {"type": ["string", "null"]}, {"type": "number"}, {"const": 1},
          {"enum": ["a", 2, None, [1]]}, {"minLength": 1, "maxLength": 2}, {"minimum": 0, "exclusiveMaximum": 3},
-         {"exclusiveMinimum": -1, "maximum": 2}, {"multipleOf": 2}, {"minItems": 1, "maxItems": 2},
+         {"exclusiveMinimum": -1, "maximum": 2}, {"multipleOf": 2}, {"multipleOf": 0.5}, {"minItems": 1, "maxItems": 2},
          {"uniqueItems": True}, {"minProperties": 1, "maxProperties": 1}, {"required": ["a"]}]
     )
 )  # fmt: skip
@@ -42,6 +42,18 @@ def grow(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "step", "is_fine"),
+    [(0.3, 0.1, True), (0.35, 0.1, False), (4, 2.0, True), (5, 2.0, False), (0.5, 2, False), (0, 7, True),
+     (10**400, 10, True), (10**400 + 1, 10, False), (1e308, 1e-300, True), (float("inf"), 2, False)],
+    ids=range(10),
+)  # fmt: skip
+def test_multiples_are_told_by_their_digits(value: float, step: float, is_fine: bool) -> None:
+    assert (find_mismatch(value, {"multipleOf": step}) is None) == is_fine
+
+
+@example(value=[None, 0.5], schema={"items": {"type": ["null", "number"], "multipleOf": 2}})
+@example(value=3, schema={"multipleOf": 1.5})
 @given(value=VALUES, schema=st.recursive(LEAVES, grow, max_leaves=6))
 def test_it_finds_what_another_validator_finds(value: object, schema: object) -> None:
     expected = jsonschema.Draft202012Validator(schema).is_valid(value)  # type: ignore[arg-type]
