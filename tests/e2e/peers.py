@@ -237,6 +237,7 @@ def assert_a_stream_outlives(
 
     ``asked`` coordinates the run; ``undisturbed`` is what ``NodeProcess.complete`` gave for the request before.
     """
+    assert wait_until(lambda: spare.peer_id in _with_memory(asked), START_S)
     with asked.stream(**request) as chunks:
         told = next_tokens(chunks, 5)
         leaver.send_signal(signal.SIGTERM)
@@ -246,6 +247,11 @@ def assert_a_stream_outlives(
     leaver.stop()
     assert spare.find("stage_ready")
     assert asked.complete(**request)["choices"] == undisturbed["choices"]
+
+
+def _with_memory(node: NodeProcess) -> list[str]:
+    """Peers that a node knows to offer memory."""
+    return [peer["peer_id"] for peer in node.status()["peers"] if peer["free_bytes"]]
 
 
 def children_of(pid: int) -> tuple[int, ...]:
