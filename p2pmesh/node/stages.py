@@ -326,7 +326,7 @@ class Stages:
         self._check_order(load)
         self._parts.claims.check(source, load.model_digest, load.run_id, load.term)
         if source != self._overlay.own_peer and not self.takes_stage(load.model):
-            text = "little memory is left on this peer, and the model has just had to leave it"
+            text = "little memory is left on this peer, and the model has just had to leave it; place it on another"
             raise Refused(ErrorCode.PLACEMENT_REFUSED, text)
         if load.run_id in self._held:
             raise Refused(ErrorCode.NOT_IN_PLACEMENT, "this peer holds a stage of that run already")
@@ -498,7 +498,9 @@ class Stages:
         self._check_order(load)
         size_bytes = load.reserved_bytes
         if not self.takes_spares():
-            raise Refused(ErrorCode.PLACEMENT_REFUSED, "little memory is left on this peer; it keeps no spare engine")
+            raise Refused(
+                ErrorCode.PLACEMENT_REFUSED, "little memory is left on this peer: it keeps no spare engine; ask another"
+            )
         if self._shelf.waiting_bytes + size_bytes > self.free_bytes:
             raise Refused(ErrorCode.PLACEMENT_REFUSED, "there is no room for a spare engine here")
 
