@@ -11,7 +11,7 @@ from p2pmesh.app.signals import SignalOrders, obey_signals
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests were started by nohup
     yield
     signal.signal(signal.SIGHUP, before)
 
